@@ -1,0 +1,1 @@
+//! The desktop app: views over plain state; intent comes back as commands.

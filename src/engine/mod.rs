@@ -1,0 +1,1 @@
+//! The engine thread: commands in, events out, one step after the other.

@@ -1,0 +1,65 @@
+//! Runs a [`StepBatch`]: on the GPU ([`wgpu_executor`]), on the CPU as the reference ([`reference_executor`]), or on a
+//! paged memory of hashes that catches every scheduling fault ([`paged_fake`]).
+//!
+//! Executors know nothing of requests, queues or the cache's bookkeeping.
+
+use crate::batch::StepBatch;
+use crate::ids::TokenId;
+use crate::protocol::TokenLogprobs;
+
+pub mod paged_fake;
+pub mod reference_executor;
+pub mod wgpu_executor;
+
+/// What a step gave back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    /// The drawn token of each logit row; empty when logits were wanted instead.
+    pub tokens: Vec<TokenId>, // [num_logits]
+    /// Rows whose logits held a NaN or an infinity: their token is not to be used.
+    pub not_finite: Vec<bool>, // [num_logits]
+    pub logprobs: Vec<Option<TokenLogprobs>>, // [num_logits]
+    /// f32 `[num_logits, vocab]` when the batch asked for them.
+    pub logits: Option<Vec<f32>>,
+    pub gpu_us: u32,
+    pub stats: StepStats,
+}
+
+/// Counters of one step, for budgets in tests and `bench latency`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepStats {
+    pub submits: u32,
+    pub passes: u32,
+    pub dispatches: u32,
+    pub readback_bytes: u32,
+}
+
+/// A step in flight. It must be waited for before the next launch in the synchronous loop.
+#[derive(Debug)]
+pub struct StepHandle(pub u64);
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExecError {
+    /// The device is gone; rebuild the executor and recompute.
+    #[error("the GPU was lost: {0}")]
+    DeviceLost(String),
+    #[error("the GPU is out of memory: {0}")]
+    OutOfMemory(String),
+    /// The batch broke a rule, or the driver refused a command: nothing was run.
+    #[error("the step was refused: {0}")]
+    Rejected(String),
+}
+
+/// Runs steps. Three implementations exist today.
+pub trait Executor: Send {
+    /// Starts a step. On an error nothing was written that a later step could read as valid.
+    fn launch(&mut self, batch: &StepBatch) -> Result<StepHandle, ExecError>;
+    /// Waits for a launched step.
+    fn wait(&mut self, handle: StepHandle) -> Result<StepOutput, ExecError>;
+    /// Blocks in the KV pool, the null block included.
+    fn num_blocks(&self) -> u32;
+    fn block_size(&self) -> u32;
+    fn vocab_size(&self) -> u32;
+    /// Bytes of K and V of one block over all layers.
+    fn kv_bytes_per_block(&self) -> u64;
+}

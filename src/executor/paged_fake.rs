@@ -1,0 +1,1 @@
+//! A paged memory of hashes that catches every scheduling fault.

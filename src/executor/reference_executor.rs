@@ -1,0 +1,1 @@
+//! The whole model on the CPU in plain loops: what every kernel is held against.

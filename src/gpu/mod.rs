@@ -1,0 +1,1 @@
+//! wgpu without language models: devices, shaders, pipelines, buffers, recordings.

@@ -1,0 +1,1 @@
+//! One file per kernel: parameters, recording, reference. This page is the table of contents.

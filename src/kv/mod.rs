@@ -1,0 +1,1 @@
+//! The paged KV cache's bookkeeping: which block holds what, for whom, and what can be found again.

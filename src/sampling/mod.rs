@@ -1,0 +1,1 @@
+//! The rules of drawing a token: parameters, the CPU reference sampler, the stateless random numbers.

@@ -1,0 +1,17 @@
+//! All tests that need more than one module, in one binary: one link, one process that shares a GPU device.
+//! `cargo test --release sim` filters as usual.
+
+mod app;
+mod cli;
+mod golden;
+mod kernels;
+mod layers;
+mod malformed;
+mod models;
+mod noop_device;
+mod sampling;
+mod shaders;
+mod sim;
+mod support;
+mod tidy;
+mod tokenizers;
