@@ -1,8 +1,8 @@
 //! What the engine reports, in words that need no manual.
 
-use super::chat::RunStatus;
 use super::format;
 use crate::protocol::{FinishReason, RunError};
+use crate::telemetry::WaitReason;
 
 /// Why an answer ended. `max_tokens` is the limit that the user set; `is_clamped` says that the context left room for
 /// fewer.
@@ -43,14 +43,18 @@ fn sentence(error: &RunError) -> String {
     }
 }
 
-/// A status for the end of the metrics line.
-pub fn run_status(status: RunStatus) -> &'static str {
-    match status {
-        RunStatus::Running => "running",
-        RunStatus::Done => "done",
-        RunStatus::Stopped => "stopped",
-        RunStatus::Failed => "failed",
-        RunStatus::Interrupted => "interrupted: the app ended while this was being written",
+/// Why a request waits.
+pub fn wait_reason(reason: WaitReason) -> String {
+    match reason {
+        WaitReason::Behind { position } => format!("number {} in the queue", position + 1),
+        WaitReason::Blocks { needed, available } => format!(
+            "KV cache full: needs {}, {} free",
+            format::counted(needed.into(), "block"),
+            format::count(available.into())
+        ),
+        WaitReason::Slots { max_num_seqs } => format!("all {max_num_seqs} places of the batch are taken"),
+        WaitReason::Budget => "this step has no room left for its prompt".into(),
+        WaitReason::Preemption => "memory was just taken back from another chat".into(),
     }
 }
 
