@@ -561,7 +561,7 @@ fn context_revision(chat: &Chat) -> u64 {
 
 /// The local date and time, for templates that print it.
 fn civil_now() -> Now {
-    let now = jiff::Zoned::now().datetime();
+    let now = jiff::tz::TimeZone::system().to_datetime(jiff::Timestamp::now());
     Now {
         year: now.year(),
         month: now.month(),

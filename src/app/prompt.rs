@@ -7,6 +7,7 @@
 use super::chat::{ChatId, MessageId, Role};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
+use crate::tokenizer::AddSpecial;
 use crate::tokenizer::chat_template::{ChatTemplate, Now, RenderRequest, TemplateError};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -183,11 +184,11 @@ fn turns_to_drop(job: &Job, limit: u32) -> Option<DropTurns> {
 
 fn encode(job: &Job, turns: &[Turn]) -> Result<Vec<TokenId>, String> {
     let system = Some(job.system_prompt.trim()).filter(|s| !s.is_empty());
-    let (text, has_special_tokens) = match &job.model.template {
-        Some(template) => (render(template, system, turns, job.now).map_err(|e| e.to_string())?, true),
-        None => (plain_text(system, turns), false),
+    let (text, special) = match &job.model.template {
+        Some(template) => (render(template, system, turns, job.now).map_err(|e| e.to_string())?, AddSpecial::No),
+        None => (plain_text(system, turns), AddSpecial::Yes),
     };
-    job.model.tokenizer.encode(&text, !has_special_tokens).map_err(|e| e.to_string())
+    job.model.tokenizer.encode(&text, special).map_err(|e| e.to_string())
 }
 
 /// Applies the template. Some templates refuse a system message; for those it stands at the head of the first message,

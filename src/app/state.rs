@@ -112,8 +112,9 @@ impl RateMeter {
     const GRAIN_S: f64 = 0.02;
 
     pub fn record(&mut self, now_s: f64, total_tokens: u64) {
+        let has_several = self.samples.len() > 1;
         match self.samples.back_mut() {
-            Some(last) if self.samples.len() > 1 && now_s - last.0 < Self::GRAIN_S => last.1 = total_tokens,
+            Some(last) if has_several && now_s - last.0 < Self::GRAIN_S => last.1 = total_tokens,
             _ => self.samples.push_back((now_s, total_tokens)),
         }
         while self.samples.len() > 2 && now_s - self.samples[1].0 >= Self::WINDOW_S {

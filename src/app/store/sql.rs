@@ -42,7 +42,7 @@ pub(super) fn migrate(conn: &mut Connection, path: &Path, migrations: &[&str]) -
     for (from, sql) in migrations.iter().enumerate().skip(version) {
         let tx = conn.transaction()?;
         tx.execute_batch(sql)?;
-        tx.pragma_update(None, "user_version", from + 1)?;
+        tx.pragma_update(None, "user_version", from as i64 + 1)?;
         tx.commit()?;
     }
     Ok(())

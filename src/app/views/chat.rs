@@ -4,7 +4,7 @@ use super::composer::{ComposerOptions, ComposerView, composer_ui, height_of};
 use super::icons::{Icon, icon_button};
 use super::sessions::run_words;
 use super::transcript::{COLUMN, TranscriptView, transcript_ui};
-use super::{ViewCtx, owner_dot, right_to_left, small, welcome};
+use super::{ViewCtx, owner_dot, small, welcome};
 use crate::app::chat::{Chat, ChatId};
 use crate::app::command::UiCommand;
 use crate::app::state::AppState;

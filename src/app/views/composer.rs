@@ -34,7 +34,7 @@ pub struct ComposerOptions {
 }
 
 pub fn field_id(chat: &Chat) -> Id {
-    Id::new(("composer", chat.id.0))
+    Id::unique(("composer", chat.id.0))
 }
 
 /// Height that the composer takes with a draft of one line.

@@ -202,7 +202,7 @@ fn pill_ui(cx: &ViewCtx<'_>, view: &mut TranscriptView, ui: &mut Ui, rect: Rect,
     let size = galley.size() + vec2(space::L * 2.0 + space::S, space::S + 2.0);
     let center = rect.center_bottom() - vec2(0.0, size.y / 2.0 + space::S);
     let pill = Rect::from_center_size(center, size);
-    let id = ui.id().with(("pill", chat.id.0));
+    let id = ui.scope_id().with(("pill", chat.id.0));
     let response = ui.interact(pill, id, egui::Sense::click());
     response.widget_info(|| egui::WidgetInfo::labeled(egui::accesskit::Role::Button, true, text));
     let fill = if response.hovered() { cx.theme.bg_hover } else { cx.theme.bg_raised };
