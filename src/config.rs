@@ -251,7 +251,7 @@ impl<'de> Deserialize<'de> for HumanInt {
 #[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Graphics interface: auto, vulkan, metal, dx12 or gles
+    /// Graphics interface: auto, vulkan, metal or dx12
     #[arg(long, value_name = "NAME", env = "KVASIR_BACKEND")]
     pub backend: Option<String>,
     /// Use the adapter whose name holds this text
@@ -284,6 +284,12 @@ pub struct EngineArgs {
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
+    /// Use no optional feature of the adapter
+    #[arg(long)]
+    pub floor: bool,
+    /// Keep bounds, loop and division checks in every shader
+    #[arg(long)]
+    pub checked_shaders: bool,
     /// Check the invariants of scheduler and cache after every step
     #[arg(long)]
     pub check_invariants: bool,
@@ -345,6 +351,8 @@ impl EngineArgs {
             prefix_caching,
             adaptive_budget: true,
             precise: self.precise,
+            floor: self.floor,
+            checked_shaders: self.checked_shaders,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
             check: if self.check_invariants { CheckLevel::EveryStep } else { CheckLevel::WhenIdle },

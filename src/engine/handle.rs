@@ -8,12 +8,13 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use kvasir::engine::{EngineHandle, options::FakeOptions};
 //! use kvasir::protocol::{EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
+//! use kvasir::tokenizer::AddSpecial;
 //!
 //! let engine = EngineHandle::start_fake(FakeOptions::small());
 //! let model = engine.model().ok_or("no model")?;
 //! let run = engine.submit(GenerateRequest {
 //!     owner: OwnerTag { id: 1, label: "example".into() },
-//!     prompt: model.tokenizer.encode("Hello", true)?,
+//!     prompt: model.tokenizer.encode("Hello", AddSpecial::Yes)?,
 //!     sampling: SamplingParams::greedy(),
 //!     stop: StopRules::max_tokens(16),
 //!     cache_salt: 0,
@@ -33,8 +34,7 @@ use super::thread::{self, LoadCommand, Loader};
 use crate::ids::RequestId;
 use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, RunError};
 use crate::telemetry::{Limits, Telemetry};
-use crate::tokenizer::Tokenizer;
-use crate::tokenizer::chat_template::ChatTemplate;
+use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -87,7 +87,9 @@ pub struct LoadedModel {
     /// Any of these ends the output.
     pub eos_token_ids: Vec<u32>,
     pub tokenizer: Arc<Tokenizer>,
+    /// `None` when the model has none, or one that cannot be used (see `template_fault`).
     pub template: Option<Arc<ChatTemplate>>,
+    pub template_fault: Option<String>,
     pub adapter: AdapterSummary,
     pub block_size: u32,
     /// The null block included.
@@ -151,9 +153,45 @@ pub(super) struct Shared {
     pub num_waiting: AtomicU32,
     max_queue: AtomicU32,
     pub is_paused: AtomicBool,
+    totals: Mutex<StepTotals>,
+}
+
+/// What the steps did since the engine started: counters that only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTotals {
+    pub steps: u64,
+    pub submits: u64,
+    pub passes: u64,
+    pub dispatches: u64,
+    pub readback_bytes: u64,
+    pub gpu_us: u64,
+    /// Steps that failed and were tried again.
+    pub failed_steps: u64,
+    /// Times that the executor and the cache were rebuilt.
+    pub recoveries: u64,
+}
+
+impl StepTotals {
+    /// What was added after `before`.
+    pub fn since(&self, before: &StepTotals) -> StepTotals {
+        StepTotals {
+            steps: self.steps - before.steps,
+            submits: self.submits - before.submits,
+            passes: self.passes - before.passes,
+            dispatches: self.dispatches - before.dispatches,
+            readback_bytes: self.readback_bytes - before.readback_bytes,
+            gpu_us: self.gpu_us - before.gpu_us,
+            failed_steps: self.failed_steps - before.failed_steps,
+            recoveries: self.recoveries - before.recoveries,
+        }
+    }
 }
 
 impl Shared {
+    pub fn add_totals(&self, add: impl FnOnce(&mut StepTotals)) {
+        add(&mut lock(&self.totals));
+    }
+
     pub fn set_status(&self, status: EngineStatus) {
         *lock(&self.status) = status;
         self.status_changed.notify_all();
@@ -180,6 +218,15 @@ impl Shared {
     /// True when the load of this number is to end.
     pub fn is_load_cancelled(&self, load: u64) -> bool {
         load < self.cancelled_before.load(Ordering::Acquire)
+    }
+
+    /// True when no load was asked for after the one of this number.
+    pub fn is_latest_load(&self, load: u64) -> bool {
+        load == self.latest_load.load(Ordering::Acquire)
+    }
+
+    pub fn is_shutting_down(&self) -> bool {
+        self.cancelled_before.load(Ordering::Acquire) == u64::MAX
     }
 
     fn cancel_loads_before(&self, load: u64) {
@@ -228,6 +275,7 @@ impl EngineHandle {
             num_waiting: AtomicU32::new(0),
             max_queue: AtomicU32::new(options.max_queue),
             is_paused: AtomicBool::new(false),
+            totals: Mutex::new(StepTotals::default()),
         });
         let (commands, queue) = sync_channel(COMMAND_QUEUE);
         let thread = thread::spawn(shared.clone(), commands.clone(), queue, loader);
@@ -344,6 +392,11 @@ impl EngineHandle {
 
     pub fn telemetry(&self) -> Arc<Telemetry> {
         self.inner.shared.telemetry.clone()
+    }
+
+    /// Counters over all steps since the engine started.
+    pub fn step_totals(&self) -> StepTotals {
+        *lock(&self.inner.shared.totals)
     }
 
     /// Called at most once per step when events, telemetry or status changed, on the engine's or loader's thread: it must

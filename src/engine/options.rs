@@ -11,12 +11,11 @@ pub enum BackendChoice {
     Vulkan,
     Metal,
     Dx12,
-    Gles,
 }
 
 impl BackendChoice {
     /// The words that flags and files use.
-    pub const WORDS: [&'static str; 5] = ["auto", "vulkan", "metal", "dx12", "gles"];
+    pub const WORDS: [&'static str; 4] = ["auto", "vulkan", "metal", "dx12"];
 
     /// Reads one of [`Self::WORDS`], in any case.
     pub fn parse(word: &str) -> Option<Self> {
@@ -25,20 +24,8 @@ impl BackendChoice {
             "vulkan" => BackendChoice::Vulkan,
             "metal" => BackendChoice::Metal,
             "dx12" => BackendChoice::Dx12,
-            "gles" | "gl" => BackendChoice::Gles,
             _ => return None,
         })
-    }
-
-    /// The word in flags and files.
-    pub fn word(self) -> &'static str {
-        match self {
-            BackendChoice::Auto => "auto",
-            BackendChoice::Vulkan => "vulkan",
-            BackendChoice::Metal => "metal",
-            BackendChoice::Dx12 => "dx12",
-            BackendChoice::Gles => "gles",
-        }
     }
 }
 
@@ -74,6 +61,10 @@ pub struct EngineOptions {
     pub adaptive_budget: bool,
     /// f32 activations and KV, no integer dot products: the reference mode.
     pub precise: bool,
+    /// Use no optional feature of the adapter.
+    pub floor: bool,
+    /// Keep bounds, loop and division checks in every shader.
+    pub checked_shaders: bool,
     /// Requests that may wait; more are refused at submit.
     pub max_queue: u32,
     /// Seeds the requests that bring no seed; `None` draws them.

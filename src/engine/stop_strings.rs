@@ -1,6 +1,7 @@
 //! Finds stop strings in streamed text.
 //!
-//! Guarantees: the text that comes out is what stands before the earliest stop string, whatever the pieces it arrived in;
+//! Guarantees: the text that comes out is what stands before the first completed stop string, whatever the pieces it
+//! arrived in;
 //! text is held back only while it is a proper prefix of some stop string.
 
 /// Streams text through, up to the first stop string.
@@ -32,9 +33,9 @@ impl StopMatcher {
             return Matched { text: piece.to_string(), stop: None };
         }
         self.held.push_str(piece);
-        // The earliest start wins; of two that start together, the one that was complete first, which is the shorter.
-        let found = self.stops.iter().filter_map(|s| self.held.find(s.as_str()).map(|at| (at, s.len(), s))).min();
-        if let Some((at, _, stop)) = found {
+        // The first to be complete wins, and of two that end together the longer: so the pieces make no difference.
+        let ends = self.stops.iter().filter_map(|s| self.held.find(s.as_str()).map(|at| (at + s.len(), at, s)));
+        if let Some((_, at, stop)) = ends.min() {
             let stop = stop.clone();
             let mut text = std::mem::take(&mut self.held);
             text.truncate(at);
@@ -118,9 +119,11 @@ mod tests {
     }
 
     #[test]
-    fn earliest_of_several_stop_strings_wins() {
+    fn first_completed_of_several_stop_strings_wins() {
         assert_eq!(run(&["b", "ab"], &["xab"]), ("x".into(), Some("ab".into())));
-        assert_eq!(run(&["abc", "b"], &["xab", "c"]), ("xa".into(), Some("b".into())));
+        for pieces in [&["xab", "c"][..], &["xabc"], &["x", "a", "b", "c"]] {
+            assert_eq!(run(&["abc", "b"], pieces), ("xa".into(), Some("b".into())));
+        }
     }
 
     #[test]
