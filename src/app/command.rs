@@ -69,8 +69,8 @@ pub enum UiCommand {
     /// Opens the system's file dialog.
     PickModelFile,
     // Inspect.
-    /// Shows the steps of this answer.
-    InspectRun { first_step: u64, last_step: u64 },
+    /// Shows the engine at this step.
+    InspectStep(u64),
     RunDemo,
 }
 
@@ -78,7 +78,7 @@ pub enum UiCommand {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Copy(String),
-    /// The first and last step to look at.
-    InspectSteps { first: u64, last: u64 },
+    /// The step to look at.
+    InspectStep(u64),
     Close,
 }

@@ -170,9 +170,9 @@ impl AppCore {
             C::Unload => models::unload(self),
             C::ScanModels => models::scan(self),
             C::PickModelFile => self.picker.open(),
-            C::InspectRun { first_step, last_step } => {
+            C::InspectStep(step) => {
                 self.state.workspace = Workspace::Inspect;
-                self.effects.push(Effect::InspectSteps { first: first_step, last: last_step });
+                self.effects.push(Effect::InspectStep(step));
             }
             C::RunDemo => super::demo::start_chats(self, super::demo::MAX_TOKENS_SHOWN),
         }

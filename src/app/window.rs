@@ -6,7 +6,7 @@
 use super::command::{Effect, UiCommand};
 use super::demo::Demo;
 use super::frame_stats::{FrameStats, MIN_INTERVAL, Pacer, WorkTimer, interval};
-use super::inspect::InspectModel;
+use super::inspect::model::{InspectCommand, InspectModel};
 use super::logic::{AppCore, CoreOptions, Waker};
 use super::shortcuts;
 use super::state::{Clock, ThemeChoice, Workspace};
@@ -52,7 +52,6 @@ impl KvasirApp {
         let waker = repaint_waker(&cc.egui_ctx, pacer.clone());
         let engine_waker = waker.clone();
         options.engine.set_waker(Box::new(move || engine_waker()));
-        let inspect = InspectModel::new(options.engine.telemetry());
         let core = AppCore::new(CoreOptions {
             engine: options.engine,
             data_dir: &options.data_dir,
@@ -64,7 +63,7 @@ impl KvasirApp {
         .map_err(AppError::Thread)?;
         let mut app = KvasirApp {
             core,
-            inspect,
+            inspect: InspectModel::default(),
             chat_view: ChatView::default(),
             sessions: SessionsView::default(),
             demo: options.demo.then(|| Demo::new(options.exit_after_demo)),
@@ -103,7 +102,7 @@ impl KvasirApp {
     /// Everything but drawing; also called while the window is hidden.
     fn advance(&mut self, ctx: &Context) {
         self.core.poll(self.clock());
-        self.inspect.poll();
+        self.inspect.ingest(&self.core.engine().telemetry(), &self.core.state.owners);
         if let Some(demo) = &mut self.demo
             && let Some(outcome) = demo.poll(&mut self.core)
         {
@@ -190,7 +189,7 @@ impl KvasirApp {
         let mut cx = ViewCtx { state: &core.state, theme, commands };
         let cx = &mut cx;
         shell::top_bar_ui(cx, ui);
-        shell::status_bar_ui(cx, ui);
+        shell::status_bar_ui(cx, inspect.status_line(), ui);
         shell::rail_ui(cx, ui);
         let has_list = cx.state.workspace == Workspace::Chat;
         let has_dock = cx.state.workspace != Workspace::Inspect;
@@ -253,7 +252,9 @@ impl KvasirApp {
         for effect in self.core.take_effects() {
             match effect {
                 Effect::Copy(text) => ctx.copy_text(text),
-                Effect::InspectSteps { first, last } => self.inspect.select_steps(first, last),
+                Effect::InspectStep(step) => {
+                    self.inspect.apply(InspectCommand::GoToStep(step));
+                }
                 Effect::Close => ctx.send_viewport_cmd(ViewportCommand::Close),
             }
         }
@@ -298,13 +299,12 @@ fn dock_ui(cx: &mut ViewCtx<'_>, inspect: &mut InspectModel, ui: &mut Ui) {
     shell::dock_tabs_ui(cx, ui);
     match cx.state.dock_tab {
         super::state::DockTab::RunSettings => dock::run_settings_ui(cx, ui),
-        super::state::DockTab::Live => inspect.live_ui(cx, ui),
+        super::state::DockTab::Live => live_ui(cx, inspect, ui),
     }
 }
 
-fn inspect_ui(cx: &mut ViewCtx<'_>, inspect: &mut InspectModel, ui: &mut Ui) {
-    inspect.workspace_ui(cx, ui);
-}
+fn inspect_ui(_cx: &mut ViewCtx<'_>, _inspect: &mut InspectModel, _ui: &mut Ui) {}
+fn live_ui(_cx: &mut ViewCtx<'_>, _inspect: &mut InspectModel, _ui: &mut Ui) {}
 
 fn overlay_ui(ui: &Ui, name: &str, align: Align2, offset: egui::Vec2, add: impl FnOnce(&mut Ui)) {
     Area::new(Id::unique(name)).order(Order::Middle).anchor(align, offset).show(ui.ctx(), add);
@@ -316,7 +316,7 @@ fn drop_hint_ui(ui: &Ui, theme: &Theme) {
     if ctx.input(|i| i.raw.hovered_files.is_empty()) {
         return;
     }
-    let painter = ctx.layer_painter(egui::LayerId::unique(Order::Foreground, Id::unique("drop_hint")));
+    let painter = ctx.layer_painter(egui::LayerId::new(Order::Foreground, Id::unique("drop_hint")));
     let rect = ctx.content_rect();
     painter.rect_filled(rect, 0.0, theme.bg_app.gamma_multiply(0.85));
     let font = egui::TextStyle::Heading.resolve(ui.style());

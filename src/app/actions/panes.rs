@@ -2,7 +2,7 @@
 
 use crate::app::chat::{ChatId, RunSettings};
 use crate::app::logic::AppCore;
-use crate::app::state::{AppState, DockTab, FocusRequest, MAX_PANES, PaletteState, ThemeChoice, Workspace};
+use crate::app::state::{AppState, FocusRequest, MAX_PANES, PaletteState, ThemeChoice, Workspace};
 
 const KEY_PANES: &str = "panes";
 const KEY_LIST: &str = "session_list";
@@ -139,10 +139,4 @@ pub fn close_palette(core: &mut AppCore) {
 pub fn set_theme(core: &mut AppCore, theme: ThemeChoice) {
     core.state.theme = theme;
     core.put_setting(KEY_THEME, theme.word().into());
-}
-
-/// Shows the dock with the live view, as a new chat user sees the engine first.
-pub fn show_live_dock(core: &mut AppCore) {
-    core.state.is_dock_open = true;
-    core.state.dock_tab = DockTab::Live;
 }

@@ -114,16 +114,12 @@ fn chat_of_row(row: &Row<'_>) -> rusqlite::Result<Chat> {
         RunSettings::balanced()
     });
     let message_id = |v: Option<i64>| v.map(|v| MessageId(v as u64));
-    Ok(Chat::unloaded(
-        Chat {
-            title: row.get(1)?,
-            updated_ms: row.get(3)?,
-            draft: row.get(7)?,
-            context_start: message_id(row.get(6)?),
-            ..Chat::new(id, row.get(2)?, settings)
-        },
-        message_id(row.get(5)?),
-    ))
+    let mut heading = Chat::new(id, row.get(2)?, settings);
+    heading.title = row.get(1)?;
+    heading.updated_ms = row.get(3)?;
+    heading.draft = row.get(7)?;
+    heading.context_start = message_id(row.get(6)?);
+    Ok(Chat::unloaded(heading, message_id(row.get(5)?)))
 }
 
 /// The messages of one chat with their runs.

@@ -205,8 +205,8 @@ fn ended_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat, message: &Message, r
         if !metrics.is_empty() {
             let text = small(metrics, cx.theme.text_weak);
             let button = Button::new(text).frame_when_inactive(false).wrap();
-            if ui.add(button).on_hover_text("Show these steps in Inspect").clicked() {
-                cx.send(UiCommand::InspectRun { first_step: run.first_step, last_step: run.last_step });
+            if ui.add(button).on_hover_text("Show the last of these steps in Inspect").clicked() {
+                cx.send(UiCommand::InspectStep(run.last_step));
             }
         }
     });

@@ -4,6 +4,7 @@ use super::icons::{Icon, icon_button, sized_icon_button};
 use super::{ViewCtx, right_to_left, small};
 use crate::app::command::UiCommand;
 use crate::app::format;
+use crate::app::inspect::kpi::StatusLine;
 use crate::app::state::{AppState, DockTab, ThemeChoice, Workspace};
 use crate::app::store::StoreHealth;
 use crate::app::theme::{Theme, size, space};
@@ -183,13 +184,13 @@ pub fn rail_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
 }
 
 /// Adapter, KV, batch, speed, hits; each item opens Inspect.
-pub fn status_bar_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
+pub fn status_bar_ui(cx: &mut ViewCtx<'_>, line: Option<StatusLine>, ui: &mut Ui) {
     let is_low = ui.ctx().content_rect().height() < FULL_STATUS_HEIGHT;
     Panel::bottom("status_bar").exact_size(size::STATUS_BAR).frame(bar_frame(&cx.theme)).show(ui, |ui| {
         ui.horizontal_centered(|ui| {
             ui.spacing_mut().item_spacing.x = 2.0;
             ui.spacing_mut().button_padding = vec2(6.0, 1.0);
-            for (idx, (text, help)) in status_items(cx.state, is_low).into_iter().enumerate() {
+            for (idx, (text, help)) in status_items(cx.state, line, is_low).into_iter().enumerate() {
                 if idx > 0 {
                     ui.label(small("│", cx.theme.border_strong));
                 }
@@ -204,32 +205,21 @@ pub fn status_bar_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
 }
 
 /// Text and explanation of each item.
-fn status_items(state: &AppState, is_low: bool) -> Vec<(String, &'static str)> {
-    let Some(model) = state.model() else {
+fn status_items(state: &AppState, line: Option<StatusLine>, is_low: bool) -> Vec<(String, &'static str)> {
+    let (Some(model), Some(line)) = (state.model(), line) else {
         return vec![(model_words(state), "The engine has no model")];
     };
-    let kv = &state.snapshot.kv;
-    let used = format!("KV {}", format::percent(kv.used.into(), kv.total.into()));
-    let kv_text = match kv.cached_idle {
-        0 => used,
-        idle => format!("{used} (cached {})", format::percent(idle.into(), kv.total.into())),
-    };
-    let waiting = state.snapshot.requests.iter().filter(|r| is_waiting(r)).count();
-    let running = state.snapshot.requests.iter().filter(|r| r.finish.is_none() && !is_waiting(r)).count();
-    let hits = format!("hit {}", format::percent(kv.hit_tokens, kv.query_tokens));
-    let rate = format!("{} tok/s", format::rate(state.total_rate().into()));
-    let kv_item = (kv_text, "KV blocks in use, and kept for prefix hits");
-    let batch_item = (format!("run {running} · wait {waiting}"), "Requests in the batch and in the queue");
-    let rate_item = (rate, "Tokens per second of all chats");
+    let items = [
+        (line.kv, "KV blocks in use, and kept for prefix hits"),
+        (line.batch, "Requests in the batch and in the queue"),
+        (line.rate, "Tokens per second of all chats"),
+    ];
     if is_low {
-        return vec![kv_item, batch_item, rate_item];
+        return items.into();
     }
     let adapter = (adapter_words(model), "The adapter that the engine runs on");
-    vec![adapter, kv_item, batch_item, rate_item, (hits, "Prompt tokens found in the prefix cache")]
-}
-
-fn is_waiting(request: &crate::telemetry::RequestInfo) -> bool {
-    matches!(request.state, crate::telemetry::RequestState::Waiting { .. })
+    let hit = (line.hit, "Prompt tokens found in the prefix cache");
+    [adapter].into_iter().chain(items).chain([hit]).collect()
 }
 
 fn store_health_ui(cx: &ViewCtx<'_>, ui: &mut Ui) {
