@@ -4,19 +4,19 @@
 //! [`CliError`] with what, why and how to mend it, and only `main.rs` ends the process; a closed standard output ends a
 //! command quietly.
 
-mod app;
+//mod app;
 mod args;
 mod bench;
 mod chat;
 mod completions;
 mod doctor;
 mod error;
-mod estimate;
+//mod estimate;
 mod eval;
 mod generate;
 mod inspect;
 mod interrupt;
-mod models;
+//mod models;
 mod out;
 mod render;
 mod session;

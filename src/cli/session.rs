@@ -151,7 +151,7 @@ pub fn no_template(name: &str, fault: Option<&str>) -> CliError {
 
 /// The local date and time.
 pub fn now() -> Now {
-    let now = jiff::Zoned::now();
+    let now = jiff::ZonedDateTime::now();
     Now {
         year: now.year(),
         month: now.month(),

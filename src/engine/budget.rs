@@ -1,4 +1,4 @@
-//! How many tokens the next step may compute, so that a long prompt does not freeze those who already answer.
+//! How many prompt tokens the next step may compute, so that a long prompt does not freeze those who already answer.
 //!
 //! With some row decoding: the largest prefill chunk that keeps the step within max(50 ms, 2 × a decode-only step), but at
 //! least [`MIN_PREFILL_CHUNK`] tokens, so that a prompt is read also on a slow adapter. With nothing decoding: the full
@@ -31,8 +31,8 @@ pub struct AdaptiveBudget {
 }
 
 impl AdaptiveBudget {
-    /// The budget of the next step: decoding rows take one token each, prompts share the rest.
-    pub fn next(&self, num_decode: u32, max_tokens: u32) -> u32 {
+    /// Prompt tokens that the next step may compute beside `num_decode` decoding rows, of `max_tokens` in all.
+    pub fn prefill_tokens(&self, num_decode: u32, max_tokens: u32) -> u32 {
         if num_decode == 0 {
             return max_tokens;
         }
@@ -44,7 +44,7 @@ impl AdaptiveBudget {
                 ((limit_us - decode_us) / token_us.max(0.01)).min(f64::from(max_tokens)) as u32
             }
         };
-        num_decode.saturating_add(chunk.max(MIN_PREFILL_CHUNK)).min(max_tokens)
+        chunk.max(MIN_PREFILL_CHUNK).min(max_tokens.saturating_sub(num_decode))
     }
 
     /// Learns from a finished step.
@@ -83,27 +83,27 @@ mod tests {
 
     #[test]
     fn nothing_decoding_gets_the_full_budget() {
-        assert_eq!(AdaptiveBudget::default().next(0, 512), 512);
-        assert_eq!(measured(80_000, 25_000).next(0, 512), 512);
+        assert_eq!(AdaptiveBudget::default().prefill_tokens(0, 512), 512);
+        assert_eq!(measured(80_000, 25_000).prefill_tokens(0, 512), 512);
     }
 
     #[test]
     fn fast_adapter_fills_fifty_milliseconds() {
         // 10 ms per decode leave 40 ms: 400 tokens of 100 µs.
-        assert_eq!(measured(10_000, 100).next(4, 512), 404);
-        assert_eq!(measured(10_000, 10).next(4, 512), 512);
+        assert_eq!(measured(10_000, 100).prefill_tokens(4, 512), 400);
+        assert_eq!(measured(10_000, 10).prefill_tokens(4, 512), 508);
     }
 
     #[test]
     fn slow_decode_lets_prefill_take_as_long_again() {
         // 200 ms per decode allow 400 ms: 100 tokens of 2 ms.
-        assert_eq!(measured(200_000, 2_000).next(2, 512), 102);
+        assert_eq!(measured(200_000, 2_000).prefill_tokens(2, 512), 100);
     }
 
     #[test]
     fn prefill_goes_on_where_every_token_is_slow() {
-        assert_eq!(measured(80_000, 25_000).next(3, 512), 3 + MIN_PREFILL_CHUNK);
-        assert_eq!(measured(80_000, 25_000).next(3, 8), 8);
+        assert_eq!(measured(80_000, 25_000).prefill_tokens(3, 512), MIN_PREFILL_CHUNK);
+        assert_eq!(measured(80_000, 25_000).prefill_tokens(3, 8), 5);
     }
 
     #[test]
@@ -112,6 +112,6 @@ mod tests {
         budget.observe(StepCost { num_decode: 1, num_prefill_tokens: 0, total_us: 20_000 });
         budget.observe(StepCost { num_decode: 1, num_prefill_tokens: 10, total_us: 30_000 });
         // 1 ms per token; 50 - 20 ms left.
-        assert_eq!(budget.next(1, 512), 31);
+        assert_eq!(budget.prefill_tokens(1, 512), 30);
     }
 }

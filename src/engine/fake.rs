@@ -1,38 +1,26 @@
 //! The engine without a GPU: the real scheduler and cache on [`crate::executor::paged_fake`], with a small vocabulary, so
 //! that screens and tests show real batches, blocks and streams on any machine.
 //!
-//! Guarantees: the tokens of a request depend on its prompt alone, whatever the schedule. The text is a string of short
-//! words that mean nothing.
+//! Guarantees: the tokens of a request depend on its prompt alone, whatever the schedule. The text is a string of
+//! made-up words.
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded};
 use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions};
 use super::thread::Loader;
-use crate::batch::{StepBatch, Want};
-use crate::executor::paged_fake::PagedFake;
+use crate::batch::StepBatch;
+use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, Words};
 use crate::executor::{ExecError, Executor, StepHandle, StepOutput};
-use crate::ids::TokenId;
-use crate::tokenizer::{ChatTemplate, GgufVocab, SpecialTokens, Tokenizer};
+use crate::tokenizer::{ChatTemplate, GgufVocab, Tokenizer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// Ids 0 to 255 are the bytes, in order.
-const NUM_BYTES: u32 = 256;
-const WORDS: [&str; 64] = [
-    " the", " of", " and", " to", " in", " is", " that", " for", " it", " as", " with", " on", " be", " at", " by", " this",
-    " from", " or", " one", " had", " not", " but", " what", " all", " were", " when", " we", " there", " can", " an",
-    " your", " which", " their", " if", " do", " will", " each", " how", " them", " then", " many", " some", " so",
-    " these", " would", " into", " has", " more", " two", " like", " him", " see", " time", " could", " no", " make",
-    " than", " first", " been", " its", " who", " now", ".", ",",
-];
-const IM_START: u32 = NUM_BYTES + WORDS.len() as u32;
-const IM_END: u32 = IM_START + 1;
-const VOCAB: u32 = IM_END + 1;
-/// One token in this many ends the answer.
-const END_ONE_IN: u32 = 400;
-/// What the simulation draws from before it is mapped to words; a multiple of nothing in particular.
-const RAW_VOCAB: u32 = 1 << 20;
+const IM_START: u32 = 256;
+const IM_END: u32 = 257;
+const VOCAB: u32 = 258;
+/// Words of an answer, about.
+const WORDS_PER_REPLY: u32 = 60;
 const KV_BYTES_PER_TOKEN: u64 = 4096;
 
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
@@ -63,30 +51,33 @@ pub(super) fn loader(fake: FakeOptions) -> Loader {
     // Shared, so that a rebuilt executor goes on with the faults that are left.
     let faults = Arc::new(Mutex::new(VecDeque::from(fake.faults.clone())));
     Box::new(move |request, _| {
-        let build = {
-            let (fake, faults) = (fake.clone(), faults.clone());
-            move || FakeExecutor {
-                inner: PagedFake::new(fake.num_blocks, fake.block_size, RAW_VOCAB),
-                step_delay: fake.step_delay,
-                faults: faults.clone(),
-                spoils_row: false,
-            }
-        };
-        let executor = build();
+        let (config, faults) = (config(&fake), faults.clone());
+        let build = move || FakeExecutor { inner: PagedFake::new(config), faults: faults.clone() };
         Ok(Loaded {
             model: Arc::new(model(&fake)?),
-            executor: Box::new(executor),
+            executor: Box::new(build()),
             options: request.options.clone(),
             rebuild: Box::new(move |_| Ok(Box::new(build()))),
         })
     })
 }
 
+fn config(fake: &FakeOptions) -> FakeConfig {
+    FakeConfig {
+        num_blocks: fake.num_blocks,
+        block_size: fake.block_size,
+        vocab_size: VOCAB,
+        attention: Attention::Last,
+        reply: Reply::Words(Words { first_byte: 0, eos: IM_END, words_per_reply: WORDS_PER_REPLY }),
+        step_delay: fake.step_delay,
+        kv_bytes_per_block: KV_BYTES_PER_TOKEN * u64::from(fake.block_size),
+    }
+}
+
 fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
     let fault = |e: String| LoadFailure::engine(format!("the simulation's vocabulary is wrong: {e}"));
     let tokenizer = Tokenizer::from_gguf(vocabulary()).map_err(|e| fault(e.to_string()))?;
-    let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
-    let template = ChatTemplate::new(TEMPLATE, special).map_err(|e| fault(e.to_string()))?;
+    let template = ChatTemplate::new(TEMPLATE, tokenizer.special_tokens()).map_err(|e| fault(e.to_string()))?;
     let pool_tokens = (fake.num_blocks - 1) * fake.block_size;
     Ok(LoadedModel {
         name: "Simulation".into(),
@@ -118,7 +109,6 @@ fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
 
 fn vocabulary() -> GgufVocab {
     let mut tokens: Vec<String> = (0..=255u8).map(|b| byte_char(b).to_string()).collect();
-    tokens.extend(WORDS.iter().map(|word| word.bytes().map(byte_char).collect::<String>()));
     tokens.extend(["<|im_start|>".into(), "<|im_end|>".into()]);
     let mut token_types = vec![1; tokens.len()];
     token_types[IM_START as usize..].fill(3);
@@ -150,52 +140,30 @@ fn byte_char(byte: u8) -> char {
     char::from_u32(0x100 + rank).expect("at most 68 bytes are not plain")
 }
 
-/// A raw draw as a word of the vocabulary, now and then the end.
-fn word_of(raw: TokenId) -> TokenId {
-    if raw.is_multiple_of(END_ONE_IN) { IM_END } else { NUM_BYTES + raw % WORDS.len() as u32 }
-}
-
-/// The paged memory of hashes, with time, words and faults.
+/// The paged memory of hashes, with the faults that a test asked for.
 struct FakeExecutor {
     inner: PagedFake,
-    step_delay: Duration,
     faults: Arc<Mutex<VecDeque<FakeFault>>>,
-    /// The step in flight is to report its first row as not finite.
-    spoils_row: bool,
 }
 
 impl Executor for FakeExecutor {
     fn launch(&mut self, batch: &StepBatch) -> Result<StepHandle, ExecError> {
         let fault = self.faults.lock().unwrap_or_else(|e| e.into_inner()).pop_front();
-        self.spoils_row = false;
-        match fault.unwrap_or(FakeFault::None) {
-            FakeFault::None => {}
-            FakeFault::Rejected => return Err(ExecError::Rejected("an injected fault".into())),
-            FakeFault::OutOfMemory => return Err(ExecError::OutOfMemory("an injected fault".into())),
-            FakeFault::DeviceLost => return Err(ExecError::DeviceLost("an injected fault".into())),
-            FakeFault::Panic => panic!("an injected fault"),
-            FakeFault::NotFinite => self.spoils_row = true,
+        let reason = || "an injected fault".to_string();
+        match fault {
+            None | Some(FakeFault::None) => {}
+            Some(FakeFault::Rejected) => self.inner.inject(Fault::Launch(ExecError::Rejected(reason()))),
+            Some(FakeFault::OutOfMemory) => self.inner.inject(Fault::Launch(ExecError::OutOfMemory(reason()))),
+            Some(FakeFault::FailedWait) => self.inner.inject(Fault::Wait(ExecError::Rejected(reason()))),
+            Some(FakeFault::DeviceLost) => self.inner.inject(Fault::Wait(ExecError::DeviceLost(reason()))),
+            Some(FakeFault::NotFinite) => self.inner.inject(Fault::NotFinite(0)),
+            Some(FakeFault::Panic) => panic!("{}", reason()),
         }
         self.inner.launch(batch)
     }
 
     fn wait(&mut self, handle: StepHandle) -> Result<StepOutput, ExecError> {
-        if !self.step_delay.is_zero() {
-            std::thread::sleep(self.step_delay);
-        }
-        let mut output = self.inner.wait(handle)?;
-        output.tokens.iter_mut().for_each(|token| *token = word_of(*token));
-        for logprobs in output.logprobs.iter_mut().flatten() {
-            logprobs.token = word_of(logprobs.token);
-            logprobs.top.iter_mut().for_each(|(token, _)| *token = word_of(*token));
-        }
-        if self.spoils_row
-            && let Some(first) = output.not_finite.first_mut()
-        {
-            *first = true;
-        }
-        output.gpu_us = self.step_delay.as_micros() as u32;
-        Ok(output)
+        self.inner.wait(handle)
     }
 
     fn num_blocks(&self) -> u32 {
@@ -207,11 +175,11 @@ impl Executor for FakeExecutor {
     }
 
     fn vocab_size(&self) -> u32 {
-        VOCAB
+        self.inner.vocab_size()
     }
 
     fn kv_bytes_per_block(&self) -> u64 {
-        KV_BYTES_PER_TOKEN * u64::from(self.inner.block_size())
+        self.inner.kv_bytes_per_block()
     }
 }
 
@@ -226,8 +194,8 @@ mod tests {
         for text in ["Hello, world", "Grüße 🦀", "a\nb"] {
             let ids = tokenizer.encode(text, AddSpecial::Yes).unwrap();
             assert_eq!(tokenizer.decode(&ids, true), text);
+            assert_eq!(ids, text.bytes().map(u32::from).collect::<Vec<_>>());
         }
         assert_eq!(tokenizer.encode("<|im_end|>", AddSpecial::No).unwrap(), [IM_END]);
-        assert_eq!(tokenizer.decode(&[NUM_BYTES, NUM_BYTES + 1], true), " the of");
     }
 }

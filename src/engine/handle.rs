@@ -32,7 +32,7 @@ use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use crate::ids::RequestId;
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, RunError};
+use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -528,6 +528,9 @@ fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), R
     let max_model_len = model.max_model_len;
     if prompt >= max_model_len {
         return Err(RunError::PromptTooLong { prompt, max_model_len });
+    }
+    if request.stop.max_tokens == Some(0) {
+        return Err(InvalidParam { field: "max_tokens", message: "must be at least 1, not 0".into() }.into());
     }
     let needed = match request.stop.max_tokens {
         Some(max_tokens) => prompt.saturating_add(max_tokens),

@@ -128,9 +128,11 @@ pub enum FakeFault {
     /// The driver refuses the step.
     Rejected,
     OutOfMemory,
+    /// The step is launched and fails while it runs.
+    FailedWait,
     DeviceLost,
     /// The step panics inside the executor.
     Panic,
-    /// The first sampled row is not a number.
+    /// The logits of the first sampled row are not numbers.
     NotFinite,
 }

@@ -4,10 +4,12 @@
 //! paged pool read through the block table. It does not attempt to be fast: it is for small models and tests.
 
 use crate::batch::{StepBatch, Want};
-use crate::executor::{ExecError, Executor, StepHandle, StepOutput, StepStats};
+use crate::executor::{ExecError, LoadError, Executor, StepHandle, StepOutput, StepStats};
 use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
-use crate::model::{Model, ModelError, quant, rope};
-use crate::sampling;
+use crate::ids::TokenId;
+use crate::model::{Model, quant, rope};
+use crate::protocol::TokenLogprobs;
+use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
 
 /// Sizes of the pool.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +64,7 @@ pub struct ReferenceExecutor {
 
 impl ReferenceExecutor {
     /// Dequantises every weight to f32. Fails when the file lacks a tensor the spec asks for.
-    pub fn new(model: &Model, cfg: ReferenceConfig) -> Result<Self, ModelError> {
+    pub fn new(model: &Model, cfg: ReferenceConfig) -> Result<Self, LoadError> {
         let spec = model.spec().clone();
         let pool = (cfg.num_blocks * cfg.block_size * spec.num_kv_heads * spec.head_dim) as usize;
         let layers = (0..spec.num_layers).map(|l| load_layer(model, l, pool)).collect::<Result<_, _>>()?;
@@ -231,15 +233,46 @@ fn finish(batch: &StepBatch, logits: Vec<f32>, vocab: usize) -> StepOutput {
         return out;
     }
     for (l, row) in logits.chunks_exact(vocab).enumerate() {
-        let drawn = sampling::draw_row(batch, l, row);
-        out.tokens.push(drawn.token);
-        out.not_finite.push(drawn.not_finite);
-        out.logprobs.push(drawn.logprobs);
+        let (token, logprobs) = match draw(batch, l, row.to_vec()) {
+            Ok(drawn) => (drawn.0, drawn.1),
+            Err(fault) => (fault.token, None),
+        };
+        out.not_finite.push(row.iter().any(|v| !v.is_finite()));
+        out.tokens.push(token);
+        out.logprobs.push(logprobs);
     }
     out
 }
 
-fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, ModelError> {
+/// Penalties, biases and the draw of one logit row, as the batch asks.
+fn draw(
+    batch: &StepBatch,
+    l: usize,
+    mut logits: Vec<f32>,
+) -> Result<(TokenId, Option<TokenLogprobs>), sampling::NotFinite> {
+    let rules = &batch.sampling[l];
+    let range = |starts: &[u32]| starts[l] as usize..starts[l + 1] as usize;
+    let seen: Vec<SeenToken> = batch.penalties[range(&batch.penalty_start)]
+        .iter()
+        .map(|p| SeenToken { token: p.token, output_count: p.output_count })
+        .collect();
+    let strengths = PenaltyStrengths {
+        repetition: rules.repetition_penalty,
+        presence: rules.presence_penalty,
+        frequency: rules.frequency_penalty,
+    };
+    reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
+    let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
+    let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
+    let logprobs = rules.logprobs.map(|n| {
+        let row = reference::logprobs(&logits, usize::from(n));
+        let logprob = (f64::from(logits[token as usize]) - row.logsumexp) as f32;
+        TokenLogprobs { token, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
+    });
+    Ok((token, logprobs))
+}
+
+fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
     Ok(Layer {
         attn_norm: required(model, WeightRole::AttnNorm(l))?,
         q: required(model, WeightRole::Q(l))?,
@@ -264,16 +297,17 @@ fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, ModelError> {
     })
 }
 
-fn required(model: &Model, role: WeightRole) -> Result<Matrix, ModelError> {
-    optional(model, role)?.ok_or(ModelError::MissingWeight { role })
+fn required(model: &Model, role: WeightRole) -> Result<Matrix, LoadError> {
+    optional(model, role)?.ok_or(LoadError::MissingWeight { role })
 }
 
-fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>, ModelError> {
+fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>, LoadError> {
     let Some(view) = model.weight(role)? else { return Ok(None) };
     let cols = *view.shape.last().unwrap_or(&1) as usize;
     let rows = view.shape.iter().product::<u64>() as usize / cols.max(1);
     let mut data = vec![0.0; rows * cols];
-    quant::dequantize(view.dtype, view.bytes, &mut data)?;
+    quant::dequantize(view.dtype, view.bytes, &mut data)
+        .map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
     Ok(Some(Matrix { rows, cols, data }))
 }
 
