@@ -51,6 +51,8 @@ pub fn chat_workspace_ui(cx: &mut ViewCtx<'_>, view: &mut ChatView, ui: &mut Ui)
         let rest = Rect::from_min_max(pos2(area.left(), tabs.bottom()), area.max);
         pane_ui(cx, view, ui, rest, cx.state.panes.focused);
     } else {
+        // Shows between the panes.
+        ui.painter().rect_filled(area, 0.0, cx.theme.border);
         for (idx, rect) in pane_rects(area, panes.len()).into_iter().enumerate() {
             pane_ui(cx, view, ui, rect, idx);
         }

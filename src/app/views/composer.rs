@@ -10,7 +10,7 @@ use crate::app::prompt::context_limit;
 use crate::app::state::FocusRequest;
 use crate::app::theme::{radius, size, space};
 use egui::{
-    Frame, Id, Key, KeyboardShortcut, Margin, Modifiers, Rect, ScrollArea, Sense, Stroke, TextEdit, Ui, Vec2, WidgetInfo,
+    Align, Frame, Id, Key, Layout, KeyboardShortcut, Margin, Modifiers, Rect, ScrollArea, Sense, Stroke, TextEdit, Ui, Vec2, WidgetInfo,
     accesskit::Role,
 };
 
@@ -61,11 +61,10 @@ pub fn composer_ui(
         .show(ui, |ui| {
             ui.set_width(ui.available_width());
             if options.is_compact {
-                ui.horizontal(|ui| {
-                    right_to_left(ui, |ui| {
-                        action_ui(cx, ui, chat);
-                        ui.vertical(|ui| field_ui(cx, view, ui, chat, options));
-                    });
+                let row = Vec2::new(ui.available_width(), 28.0);
+                ui.allocate_ui_with_layout(row, Layout::right_to_left(Align::Center), |ui| {
+                    action_ui(cx, ui, chat);
+                    field_ui(cx, view, ui, chat, options);
                 });
             } else {
                 field_ui(cx, view, ui, chat, options);

@@ -43,7 +43,7 @@ fn prompt_ui(cx: &ViewCtx<'_>, ui: &mut Ui, settings: &mut RunSettings) {
 }
 
 fn numbers_ui(ui: &mut Ui, settings: &mut RunSettings, max_tokens_limit: u32) {
-    ui.spacing_mut().slider_width = (ui.available_width() - 190.0).clamp(60.0, 160.0);
+    ui.spacing_mut().slider_width = (ui.available_width() - 170.0).clamp(60.0, 180.0);
     Grid::new("sampling").num_columns(2).spacing([space::M, space::S]).show(ui, |ui| {
         let row = |ui: &mut Ui, name: &str, help: &str, add: &mut dyn FnMut(&mut Ui) -> egui::Response| {
             let label = ui.label(name).on_hover_text(help);

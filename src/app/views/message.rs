@@ -50,30 +50,53 @@ fn user_ui(cx: &mut ViewCtx<'_>, view: &mut MessageView, ui: &mut Ui, chat: &Cha
     if cx.state.edit.as_ref().is_some_and(|e| e.chat == chat.id && e.message == message.id) {
         return edit_ui(cx, ui);
     }
-    let indent = (ui.available_width() * 0.12).min(72.0);
+    let full = ui.available_width();
+    let width = bubble_width(ui, &message.content, full - (full * 0.12).min(72.0) - 2.0 * space::M);
     let inner = ui.horizontal_top(|ui| {
-        ui.add_space(indent);
-        let width = ui.available_width();
+        ui.add_space(full - width - 2.0 * space::M);
         Frame::new()
             .fill(cx.theme.bg_raised)
             .corner_radius(radius::LARGE)
             .inner_margin(Margin::symmetric(space::M as i8, space::S as i8))
             .show(ui, |ui| {
-                ui.set_width(width - 2.0 * space::M);
+                ui.set_width(width);
                 ui.vertical(|ui| text_ui(cx, view, ui, &message.content));
             });
     });
+    ui.spacing_mut().item_spacing.y = 0.0;
     let is_hovered = ui.rect_contains_pointer(inner.response.rect.expand2(Vec2::new(0.0, size::CLICK)));
-    ui.allocate_ui(Vec2::new(ui.available_width(), size::CLICK), |ui| {
-        right_to_left(ui, |ui| {
+    ui.allocate_ui_with_layout(
+        Vec2::new(full, size::CLICK),
+        egui::Layout::right_to_left(egui::Align::Center),
+        |ui| {
             ui.set_min_height(size::CLICK);
+            small_actions(ui);
             siblings_ui(cx, ui, chat, message);
             if is_hovered {
                 user_actions_ui(cx, ui, chat, message);
             }
-        });
-    });
+        },
+    );
 }
+
+/// As wide as the text on one line, at most `max`.
+fn bubble_width(ui: &Ui, text: &str, max: f32) -> f32 {
+    let num_chars = text.chars().take(400).count();
+    if text.contains('\n') || num_chars as f32 * 4.0 > max {
+        return max;
+    }
+    let font = egui::TextStyle::Body.resolve(ui.style());
+    let line = ui.painter().layout_no_wrap(text.to_owned(), font, ui.visuals().text_color());
+    (line.size().x + 1.0).min(max)
+}
+
+/// Actions are quieter than the text they belong to.
+fn small_actions(ui: &mut Ui) {
+    ui.spacing_mut().item_spacing = Vec2::new(2.0, 0.0);
+    ui.spacing_mut().button_padding = Vec2::new(ACTION_PADDING, 2.0);
+}
+
+const ACTION_PADDING: f32 = 6.0;
 
 fn user_actions_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat, message: &Message) {
     if quiet_button(ui, "Copy").clicked() {
@@ -190,7 +213,9 @@ fn ended_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat, message: &Message, r
     }
     ui.horizontal_wrapped(|ui| {
         ui.set_min_height(size::CLICK);
-        ui.spacing_mut().item_spacing.x = space::XS;
+        small_actions(ui);
+        // The text of the first action stands under the text of the answer.
+        ui.add_space(-ACTION_PADDING);
         siblings_ui(cx, ui, chat, message);
         if cx.state.can_send(chat.id) && quiet_button(ui, "Regenerate").clicked() {
             cx.send(UiCommand::Regenerate { chat: chat.id, message: message.id });

@@ -51,7 +51,7 @@ pub fn small(text: impl Into<String>, color: Color32) -> RichText {
 
 /// A button that looks like text until it is hovered.
 pub fn quiet_button(ui: &mut Ui, text: impl Into<String>) -> egui::Response {
-    let text = RichText::new(text).color(ui.visuals().weak_text_color());
+    let text = small(text, ui.visuals().weak_text_color());
     ui.add(egui::Button::new(text).frame_when_inactive(false))
 }
 

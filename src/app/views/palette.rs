@@ -50,7 +50,7 @@ fn matches(name: &str, query: &str) -> bool {
 pub fn palette_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     let Some(palette) = cx.state.palette.clone() else { return };
     let ctx = ui.ctx().clone();
-    let list = entries(cx.state, &palette.query, &|key| ctx.format_shortcut(key));
+    let list = entries(cx.state, &palette.query, &|key| ctx.format_shortcut(key).replace("Backslash", "\\"));
     take_keys(cx, &ctx, &palette, &list);
     let width = WIDTH.min(ctx.content_rect().width() - 2.0 * space::XL);
     Area::new(Id::unique("palette"))

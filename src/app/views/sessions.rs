@@ -5,7 +5,7 @@ use super::{ViewCtx, owner_dot, quiet_button, right_to_left, small};
 use crate::app::chat::{Chat, ChatId};
 use crate::app::command::UiCommand;
 use crate::app::format;
-use crate::app::state::{ActiveRun, Phase, Workspace};
+use crate::app::state::{ActiveRun, AppState, Phase, Workspace};
 use crate::app::theme::{radius, space};
 use egui::{Align, Button, Color32, Label, Layout, RichText, ScrollArea, Sense, TextEdit, Ui, UiBuilder, Vec2};
 
@@ -111,6 +111,10 @@ fn rows_of(cx: &ViewCtx<'_>) -> Vec<Row> {
     let mut group = "";
     for id in &cx.state.order {
         let Some(chat) = cx.state.chat(*id) else { continue };
+        // A chat that nobody has used stands in the list only while it is open.
+        if AppState::is_blank(chat) && !cx.state.panes.chats.contains(id) {
+            continue;
+        }
         if !filter.is_empty() && !chat.title.to_lowercase().contains(&filter) {
             continue;
         }

@@ -192,7 +192,8 @@ pub fn status_bar_ui(cx: &mut ViewCtx<'_>, line: Option<StatusLine>, ui: &mut Ui
             ui.spacing_mut().button_padding = vec2(6.0, 1.0);
             for (idx, (text, help)) in status_items(cx.state, line, is_low).into_iter().enumerate() {
                 if idx > 0 {
-                    ui.label(small("│", cx.theme.border_strong));
+                    let (rect, _) = ui.allocate_exact_size(vec2(5.0, 12.0), egui::Sense::hover());
+                    ui.painter().vline(rect.center().x, rect.y_range(), Stroke::new(1.0, cx.theme.border_strong));
                 }
                 let button = Button::new(small(text, cx.theme.text_weak)).frame_when_inactive(false);
                 if ui.add(button).on_hover_text(help).clicked() {

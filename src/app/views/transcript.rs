@@ -6,7 +6,7 @@
 use super::icons::{Icon, paint};
 use super::message::{MessageView, message_ui};
 use super::{ViewCtx, primary_button, small};
-use crate::app::chat::{Chat, Message, MessageId};
+use crate::app::chat::{Chat, Message, MessageId, Role};
 use crate::app::command::UiCommand;
 use crate::app::format;
 use crate::app::input_rules::{FollowRule, ScrollInput};
@@ -48,7 +48,7 @@ pub fn transcript_ui(cx: &mut ViewCtx<'_>, view: &mut TranscriptView, ui: &mut U
     let column = (area.width() - 2.0 * space::L).min(COLUMN);
     let total: f32 = chat.path().iter().filter_map(|id| chat.message(*id)).map(|m| view.height(m, column)).sum();
     let full = cx.state.context_full.get(&chat.id).copied();
-    let total = total + space::L + space::XL + if full.is_some() { 110.0 } else { 0.0 };
+    let total = total + space::L + space::M + if full.is_some() { 110.0 } else { 0.0 };
     let input = scroll_input(ui, area, is_focused);
     let mut scroll = ScrollArea::vertical().id_salt(("transcript", chat.id.0)).auto_shrink([false, false]);
     let target = match (view.follow.is_following || input.to_end, input.jump) {
@@ -140,7 +140,8 @@ fn rows_ui(
         let message_view = view.views.entry(message.id).or_default();
         message_view.last_frame = view.frame;
         message_ui(cx, message_view, &mut row, chat, message);
-        let measured = (row.min_rect().height() + space::L).ceil();
+        let gap = if message.role == Role::User { 0.0 } else { space::L };
+        let measured = (row.min_rect().height() + gap).ceil();
         if y + height <= viewport.min.y {
             shift += measured - height;
         }
@@ -154,7 +155,7 @@ fn rows_ui(
         context_full_ui(cx, &mut row, chat, full);
         y += row.min_rect().height() + space::L;
     }
-    let end = Rect::from_min_size(origin, Vec2::new(ui.max_rect().width(), y + space::XL));
+    let end = Rect::from_min_size(origin, Vec2::new(ui.max_rect().width(), y + space::M));
     ui.expand_to_include_rect(end);
     shift
 }
