@@ -35,6 +35,11 @@ impl ChatView {
     pub fn is_following(&self, chat: ChatId) -> bool {
         self.transcripts.get(&chat).is_none_or(|t| t.follow.is_following)
     }
+
+    /// How far the transcript of a chat is scrolled down, and how far below the view it ends, in points.
+    pub fn scroll(&self, chat: ChatId) -> Option<(f32, f32)> {
+        self.transcripts.get(&chat).map(TranscriptView::scroll)
+    }
 }
 
 pub fn chat_workspace_ui(cx: &mut ViewCtx<'_>, view: &mut ChatView, ui: &mut Ui) {

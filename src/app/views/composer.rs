@@ -93,8 +93,8 @@ fn field_ui(
         .return_key(KeyboardShortcut::new(Modifiers::SHIFT, Key::Enter));
     let salt = ("composer_scroll", chat.id.0);
     let max_height = if options.is_compact { size::CLICK + space::S } else { MAX_TEXT_HEIGHT };
-    let response =
-        ScrollArea::vertical().id_salt(salt).max_height(max_height).show(ui, |ui| ui.add(field)).inner;
+    let scroll = ScrollArea::vertical().id_salt(salt).max_height(max_height).min_scrolled_height(size::CLICK);
+    let response = scroll.show(ui, |ui| ui.add(field)).inner;
     let owns_input = ui.memory(|m| m.owns_ime_events(id));
     let sends = ui.input(|i| view.enter.frame(&i.events, owns_input));
     if text != chat.draft {
