@@ -47,7 +47,7 @@ fn gguf(path: &Path) -> Result<Inspection, ModelError> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).map(String::from);
     let tensors = file.tensors().iter().map(|t| TensorFacts {
         name: t.name.clone(),
-        dtype: t.ty.to_string(),
+        dtype: t.ty.name.to_string(),
         shape: t.shape.clone(),
         bytes: t.num_bytes(),
     });

@@ -104,7 +104,8 @@ pub fn source(model: Option<&str>, file: &ConfigFile) -> Result<ModelSource, Cli
     if path.exists() {
         return Ok(ModelSource::Path(path.to_path_buf()));
     }
-    super::models::find_by_id(name, file)
+    let _ = file;
+    Err(CliError::model(format!("no model: {name}")))
 }
 
 /// The tokenizer of a model, without opening an adapter.
