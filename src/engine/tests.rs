@@ -149,7 +149,7 @@ fn a_client_that_does_not_read_loses_nothing_and_blocks_nobody() {
     assert_eq!(hear(&fast).tokens.len(), 500);
     assert!(engine.wait_idle(LONG));
     let heard = hear(&slow);
-    assert_eq!((heard.tokens.len(), heard.text.len()), (500, 500));
+    assert_eq!(heard.tokens.len(), 500);
     assert_eq!(heard, alone(&FakeOptions::small(), "slow", 500));
 }
 
