@@ -16,13 +16,17 @@ macro_rules! sources {
 
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
+    "dot8"
     "grid"
+    "pairs"
     "step"
+    "unpack"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
     "fill"
+    "matmul_i8"
 );
 
 /// The kernel file of this name.
