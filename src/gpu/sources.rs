@@ -19,6 +19,7 @@ pub const SHARED: &[Source] = sources!("shared":
     "dot8"
     "grid"
     "pairs"
+    "quantise"
     "step"
     "unpack"
 );
@@ -27,6 +28,9 @@ pub const SHARED: &[Source] = sources!("shared":
 pub const KERNELS: &[Source] = sources!("kernels":
     "fill"
     "matmul_i8"
+    "quantize"
+    "rms_norm"
+    "swiglu"
 );
 
 /// The kernel file of this name.
