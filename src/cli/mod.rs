@@ -11,12 +11,12 @@ mod chat;
 mod completions;
 mod doctor;
 mod error;
-//mod estimate;
+mod estimate;
 mod eval;
 mod generate;
 mod inspect;
 mod interrupt;
-//mod models;
+mod models;
 mod out;
 mod render;
 mod session;
@@ -43,6 +43,10 @@ pub enum Command {
     Chat(Box<chat::ChatArgs>),
     /// Adapters, folders, what is missing and how to mend it
     Doctor(Box<doctor::DoctorArgs>),
+    /// Models on this machine
+    Models(models::ModelsArgs),
+    /// Memory that a model needs, and whether it fits
+    Estimate(Box<estimate::EstimateArgs>),
     /// Header and tensors of a checkpoint
     Inspect(inspect::InspectArgs),
     /// Text to token ids
@@ -92,6 +96,8 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Models(args) => models::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Render(args) => render::run(&args),

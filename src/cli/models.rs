@@ -6,7 +6,7 @@ use crate::config::{ConfigFile, Dirs};
 use crate::engine::loader::LoadFailure;
 use crate::engine::options::ModelSource;
 use crate::model::ModelError;
-use crate::model::catalog::{self, CatalogEnv, CatalogEntry, CatalogRoot, CatalogSource};
+use crate::model::catalog::{self, CatalogEntry, CatalogEnv, CatalogRoot, CatalogSource};
 use crate::model::hub::{self, FetchProgress, HubAccess};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -169,11 +169,13 @@ fn remove(id: &str) -> CliResult {
     let wanted = if id == "default" { hub::DEFAULT_MODEL.name } else { id };
     let own: Vec<_> = catalog::list(&roots).into_iter().filter(|c| c.source == CatalogSource::Kvasir).collect();
     let is_it = |c: &&catalog::Candidate| {
-        c.id.eq_ignore_ascii_case(wanted) || c.path.file_name().is_some_and(|f| f == hub::DEFAULT_MODEL.file && wanted == hub::DEFAULT_MODEL.name)
+        c.id.eq_ignore_ascii_case(wanted)
+            || c.path.file_name().is_some_and(|f| f == hub::DEFAULT_MODEL.file && wanted == hub::DEFAULT_MODEL.name)
     };
     let Some(found) = own.iter().find(is_it) else {
-        return Err(CliError::model(format!("kvasir has fetched no model of this name: {id}"))
-            .with_fix("models of other programs are removed with those programs; `kvasir models` shows where they lie"));
+        return Err(CliError::model(format!("kvasir has fetched no model of this name: {id}")).with_fix(
+            "models of other programs are removed with those programs; `kvasir models` shows where they lie",
+        ));
     };
     let removed =
         if found.path.is_dir() { std::fs::remove_dir_all(&found.path) } else { std::fs::remove_file(&found.path) };

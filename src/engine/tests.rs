@@ -95,7 +95,8 @@ fn a_run_streams_its_tokens_and_finishes_once() {
 fn the_end_of_sequence_ends_a_run_unless_ignored() {
     let engine = EngineHandle::start_fake(FakeOptions::small());
     let eos = engine.model().unwrap().eos_token_ids[0];
-    let stop = StopRules { max_tokens: None, min_tokens: 0, stop_token_ids: vec![], stop_strings: vec![], ignore_eos: false };
+    let stop =
+        StopRules { max_tokens: None, min_tokens: 0, stop_token_ids: vec![], stop_strings: vec![], ignore_eos: false };
     let heard = hear(&engine.submit(GenerateRequest { stop, ..request("Tell me", 1) }).unwrap());
     assert_eq!(heard.finish, Some(FinishReason::StopToken(eos)));
     assert_eq!((heard.tokens.last(), heard.text.contains("im_end")), (Some(&eos), false));
@@ -103,7 +104,8 @@ fn the_end_of_sequence_ends_a_run_unless_ignored() {
 
 #[test]
 fn abort_frees_the_blocks_within_one_step() {
-    let engine = EngineHandle::start_fake(FakeOptions { step_delay: Duration::from_millis(10), ..FakeOptions::small() });
+    let engine =
+        EngineHandle::start_fake(FakeOptions { step_delay: Duration::from_millis(10), ..FakeOptions::small() });
     let run = engine.submit(request("a long answer", 900)).unwrap();
     eventually("it runs", || kv(&engine).used > 0);
     let before = engine.step_totals().steps;
@@ -120,7 +122,9 @@ fn a_dropped_run_frees_its_blocks() {
     let keep = engine.submit(request("stays", 50)).unwrap();
     let run = engine.submit(request("goes away", 900)).unwrap();
     let id = run.id();
-    eventually("both run", || engine.telemetry().snapshot().requests.iter().filter(|r| !r.blocks.is_empty()).count() == 2);
+    eventually("both run", || {
+        engine.telemetry().snapshot().requests.iter().filter(|r| !r.blocks.is_empty()).count() == 2
+    });
     drop(run);
     eventually("it is gone", || {
         engine.telemetry().snapshot().requests.iter().any(|r| r.id == id && r.finish == Some(FinishReason::Aborted))
@@ -364,7 +368,9 @@ fn block_changes_in_the_records_add_up_to_the_snapshot() {
     let mut is_kept: HashMap<u32, bool> = HashMap::new();
     for delta in records.iter().flat_map(|r| &r.deltas) {
         match *delta {
-            BlockDelta::Alloc { block, .. } | BlockDelta::Share { block, .. } => *holders.entry(block.0).or_default() += 1,
+            BlockDelta::Alloc { block, .. } | BlockDelta::Share { block, .. } => {
+                *holders.entry(block.0).or_default() += 1
+            }
             BlockDelta::Unref { block, .. } => *holders.entry(block.0).or_default() -= 1,
             BlockDelta::CacheIdle { block } => drop(is_kept.insert(block.0, true)),
             BlockDelta::Evict { block } | BlockDelta::Free { block } => drop(is_kept.insert(block.0, false)),
@@ -403,7 +409,8 @@ fn the_waker_is_called_when_something_changed() {
 fn a_new_load_ends_the_runs_before_and_is_ready_again() {
     let engine = EngineHandle::start_fake(FakeOptions { step_delay: Duration::from_millis(2), ..FakeOptions::small() });
     let run = engine.submit(request("on the old model", 900)).unwrap();
-    engine.load(super::options::LoadRequest { source: super::options::ModelSource::Default, options: engine.options() });
+    engine
+        .load(super::options::LoadRequest { source: super::options::ModelSource::Default, options: engine.options() });
     assert_eq!(hear(&run).error, Some(RunError::NoModel));
     assert!(engine.wait_for_model(|_| {}).is_ok());
     assert_eq!(hear(&engine.submit(request("on the new one", 5)).unwrap()).tokens.len(), 5);
