@@ -148,8 +148,7 @@ impl ConfigFile {
                 return Err(ConfigError::Unreadable { path: path.display().to_string(), message: e.to_string() });
             }
         };
-        Self::parse(&text)
-            .map_err(|message| ConfigError::Malformed { path: path.display().to_string(), message })
+        Self::parse(&text).map_err(|message| ConfigError::Malformed { path: path.display().to_string(), message })
     }
 
     /// Parses the text of a settings file; the error says line and fault.
@@ -297,7 +296,12 @@ pub struct EngineArgs {
 
 impl EngineArgs {
     /// The options of a run. `seed` seeds requests that bring none.
-    pub fn resolve(&self, file: &EngineSection, seed: Option<u64>) -> Result<EngineOptions, ConfigError> {
+    pub fn resolve(
+        &self,
+        file: &EngineSection,
+        cache_dir: &Path,
+        seed: Option<u64>,
+    ) -> Result<EngineOptions, ConfigError> {
         let word = self.backend.as_ref().or(file.backend.as_ref());
         let backend = match word {
             None => BackendChoice::Auto,
@@ -306,14 +310,12 @@ impl EngineArgs {
                 message: format!("must be one of {}, not `{word}`", BackendChoice::WORDS.join(", ")),
             })?,
         };
-        let int = |name, flag: Option<HumanInt>, file: Option<HumanInt>, range: (u32, u32)| {
-            match flag.or(file) {
-                Some(HumanInt(n)) if n < range.0 || n > range.1 => Err(ConfigError::Invalid {
-                    name,
-                    message: format!("must be between {} and {}, not {n}", range.0, range.1),
-                }),
-                given => Ok(given.map(|h| h.0)),
-            }
+        let int = |name, flag: Option<HumanInt>, file: Option<HumanInt>, range: (u32, u32)| match flag.or(file) {
+            Some(HumanInt(n)) if n < range.0 || n > range.1 => Err(ConfigError::Invalid {
+                name,
+                message: format!("must be between {} and {}, not {n}", range.0, range.1),
+            }),
+            given => Ok(given.map(|h| h.0)),
         };
         let block_size = int("block_size", self.block_size, file.block_size, (1, 256))?.unwrap_or(16);
         let utilization = self.gpu_memory_utilization.or(file.gpu_memory_utilization).unwrap_or(0.85);
@@ -356,6 +358,7 @@ impl EngineArgs {
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
             check: if self.check_invariants { CheckLevel::EveryStep } else { CheckLevel::WhenIdle },
+            cache_dir: cache_dir.to_path_buf(),
         })
     }
 }
@@ -388,11 +391,11 @@ mod tests {
         .unwrap();
         assert!(warnings.is_empty(), "{warnings:?}");
         let args = EngineArgs { max_num_seqs: Some(HumanInt(7)), ..EngineArgs::default() };
-        let options = args.resolve(&file.engine, None).unwrap();
+        let options = args.resolve(&file.engine, Path::new("cache"), None).unwrap();
         assert_eq!((options.max_num_seqs, options.block_size, options.prefix_caching), (7, 32, false));
         assert_eq!((options.max_model_len, options.max_num_batched_tokens), (Some(4096), 512));
         let args = EngineArgs { enable_prefix_caching: true, ..EngineArgs::default() };
-        assert!(args.resolve(&file.engine, None).unwrap().prefix_caching);
+        assert!(args.resolve(&file.engine, Path::new("cache"), None).unwrap().prefix_caching);
     }
 
     #[test]
@@ -413,10 +416,15 @@ mod tests {
         let error = ConfigFile::parse("[engine]\nblock_size = \"many\"\n").unwrap_err();
         assert!(error.contains("block_size") && error.contains("line 2"), "{error}");
         let args = EngineArgs { block_size: Some(HumanInt(0)), ..EngineArgs::default() };
-        let error = args.resolve(&EngineSection::default(), None).unwrap_err().to_string();
+        let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert_eq!(error, "block_size must be between 1 and 256, not 0");
         let args = EngineArgs { backend: Some("cuda".into()), ..EngineArgs::default() };
-        assert!(args.resolve(&EngineSection::default(), None).unwrap_err().to_string().contains("vulkan"));
+        assert!(
+            args.resolve(&EngineSection::default(), Path::new("cache"), None)
+                .unwrap_err()
+                .to_string()
+                .contains("vulkan")
+        );
     }
 
     #[test]

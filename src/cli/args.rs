@@ -103,7 +103,9 @@ fn read_file(flag: &str, path: &Path) -> Result<Vec<u8>, CliError> {
 /// Reads `[ids…]` or `[[ids…], …]` as lists of token ids.
 pub fn token_lists(flag: &str, path: &PathBuf) -> Result<Vec<Vec<u32>>, CliError> {
     let value = read_json(flag, path)?;
-    let fault = || CliError::usage(format!("{flag}: a list of token ids, or a list of such lists, is wanted: {}", path.display()));
+    let fault = || {
+        CliError::usage(format!("{flag}: a list of token ids, or a list of such lists, is wanted: {}", path.display()))
+    };
     let items = value.as_array().ok_or_else(fault)?;
     if items.first().is_some_and(serde_json::Value::is_array) {
         items.iter().map(|item| token_list(item).ok_or_else(fault)).collect()

@@ -24,7 +24,9 @@ struct Problem {
 
 pub fn run(args: &DoctorArgs) -> CliResult {
     let file = session::config()?;
-    let options = args.engine.resolve(&file.engine, None)?;
+    let dirs = Dirs::resolve();
+    let cache_dir = dirs.as_ref().map(|d| d.cache.clone()).unwrap_or_default();
+    let options = args.engine.resolve(&file.engine, &cache_dir, None)?;
     let adapters = Gpu::adapters();
     let mut problems = Vec::new();
     // Opening the device finds what listing adapters does not: a driver that lists one and cannot use it.
@@ -41,7 +43,6 @@ pub fn run(args: &DoctorArgs) -> CliResult {
             fix: "install the driver of the graphics card, if there is one, or name it with --adapter".into(),
         });
     }
-    let dirs = Dirs::resolve();
     match &dirs {
         Ok(dirs) => problems.extend(unwritable(dirs)),
         Err(error) => problems.push(Problem { what: error.to_string(), fix: "set HOME or KVASIR_HOME".into() }),
@@ -69,7 +70,8 @@ pub fn run(args: &DoctorArgs) -> CliResult {
 }
 
 fn adapter_json(adapter: &AdapterReport) -> Value {
-    let limits: Map<String, Value> = adapter.limits.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+    let limits: Map<String, Value> =
+        adapter.limits.iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
     json!({
         "name": adapter.name,
         "backend": adapter.backend,

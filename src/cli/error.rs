@@ -2,6 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::engine::handle::{EngineStatus, FailureKind};
+use crate::engine::loader::LoadFailure;
 use crate::protocol::RunError;
 
 /// The exit codes of the contract; `main.rs` turns them into numbers.
@@ -100,6 +101,12 @@ impl From<RunError> for CliError {
             _ => None,
         };
         CliError { exit, message: error.to_string(), fix: fix.map(String::from) }
+    }
+}
+
+impl From<LoadFailure> for CliError {
+    fn from(failure: LoadFailure) -> Self {
+        failure.into_status().into()
     }
 }
 

@@ -191,9 +191,7 @@ fn output_json(index: usize, output: &Output, tokenizer: &Tokenizer) -> Value {
         "finish_reason": output.finish.as_ref().map(FinishReason::api_word),
     });
     if !output.logprobs.is_empty() {
-        let one = |token: TokenId, logprob: f32| {
-            json!({ "token_id": token, "token": tokenizer.token_text(token), "logprob": logprob })
-        };
+        let one = |token: TokenId, logprob: f32| json!({ "token_id": token, "token": tokenizer.token_text(token), "logprob": logprob });
         let rows: Vec<Value> = output
             .logprobs
             .iter()

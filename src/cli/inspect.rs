@@ -34,7 +34,9 @@ pub fn run(args: &InspectArgs) -> CliResult {
     let mut rows: Vec<Vec<String>> = metadata.iter().map(|(k, v)| vec![k.clone(), shorten(&v.to_string())]).collect();
     text.push_str(&out::table(&rows));
     rows = vec![["tensor", "type", "shape", "bytes"].map(String::from).to_vec()];
-    rows.extend(tensors.iter().map(|t| vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), out::bytes(t.bytes)]));
+    rows.extend(
+        tensors.iter().map(|t| vec![t.name.clone(), t.dtype.clone(), format!("{:?}", t.shape), out::bytes(t.bytes)]),
+    );
     text.push('\n');
     text.push_str(&out::table(&rows));
     out::text(&text)?;
@@ -47,7 +49,7 @@ fn gguf(path: &Path) -> Result<Inspection, ModelError> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).map(String::from);
     let tensors = file.tensors().iter().map(|t| TensorFacts {
         name: t.name.clone(),
-        dtype: t.ty.to_string(),
+        dtype: t.ty.name.to_string(),
         shape: t.shape.clone(),
         bytes: t.num_bytes(),
     });

@@ -11,12 +11,12 @@ mod chat;
 mod completions;
 mod doctor;
 mod error;
-//mod estimate;
+mod estimate;
 mod eval;
 mod generate;
 mod inspect;
 mod interrupt;
-//mod models;
+mod models;
 mod out;
 mod render;
 mod session;
@@ -33,14 +33,10 @@ use std::ffi::OsString;
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
-    #[command(flatten)]
-    pub app: app::AppArgs,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Command {
-    /// The desktop app (also without a command)
-    App(Box<app::AppArgs>),
     /// Completions of one or several prompts
     Generate(Box<generate::GenerateArgs>),
     /// A conversation in the terminal
@@ -49,10 +45,10 @@ pub enum Command {
     Doctor(Box<doctor::DoctorArgs>),
     /// Models on this machine
     Models(models::ModelsArgs),
-    /// Header and tensors of a checkpoint
-    Inspect(inspect::InspectArgs),
     /// Memory that a model needs, and whether it fits
     Estimate(Box<estimate::EstimateArgs>),
+    /// Header and tensors of a checkpoint
+    Inspect(inspect::InspectArgs),
     /// Text to token ids
     Tokenize(tokenize::TokenizeArgs),
     /// A chat template applied to messages
@@ -92,19 +88,17 @@ pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
 
 fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
     let command = match cli.command {
-        None => return app::run(&cli.app),
-        Some(Command::App(args)) => return app::run(&args),
+        None => return Err(CliError::failure("no app")),
         Some(command) => command,
     };
     interrupt::install(force_exit);
     match command {
-        Command::App(args) => app::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Models(args) => models::run(&args),
-        Command::Inspect(args) => inspect::run(&args),
         Command::Estimate(args) => estimate::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Eval(command) => eval::run(&command),
@@ -129,14 +123,5 @@ mod tests {
     #[test]
     fn the_flags_of_all_commands_fit_together() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn a_bare_path_opens_the_app() {
-        let cli = Cli::try_parse_from(["kvasir", "model.gguf"]).unwrap();
-        assert!(cli.command.is_none());
-        assert_eq!(cli.app.file.as_deref(), Some(std::path::Path::new("model.gguf")));
-        let cli = Cli::try_parse_from(["kvasir", "generate", "hello", "--max-tokens", "2"]).unwrap();
-        assert!(matches!(cli.command, Some(Command::Generate(_))));
     }
 }

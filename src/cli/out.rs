@@ -40,7 +40,11 @@ pub fn bytes(count: u64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    if unit == 0 || value >= 99.5 { format!("{value:.0} {}", units[unit]) } else { format!("{value:.1} {}", units[unit]) }
+    if unit == 0 || value >= 99.5 {
+        format!("{value:.0} {}", units[unit])
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
 }
 
 /// `135M`, `7.2B`: parameters as model names write them.
@@ -76,7 +80,10 @@ mod tests {
 
     #[test]
     fn sizes_read_naturally() {
-        assert_eq!([bytes(0), bytes(999), bytes(1_400_000_000), bytes(88_300_000)], ["0 B", "999 B", "1.4 GB", "88.3 MB"]);
+        assert_eq!(
+            [bytes(0), bytes(999), bytes(1_400_000_000), bytes(88_300_000)],
+            ["0 B", "999 B", "1.4 GB", "88.3 MB"]
+        );
         assert_eq!([params(134_515_008), params(7_240_000_000)], ["135M", "7.2B"]);
     }
 

@@ -6,6 +6,7 @@ use super::{out, session};
 use crate::tokenizer::{ChatTemplate, Now, RenderRequest, SpecialTokens};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct RenderArgs {
@@ -72,7 +73,7 @@ fn rendered(
                 unk: args.unk_token.clone(),
                 pad: None,
             };
-            ChatTemplate::new(&source, special).map_err(|e| CliError::failure(e.to_string()))?
+            Arc::new(ChatTemplate::new(&source, special).map_err(|e| CliError::failure(e.to_string()))?)
         }
         None => session::template_of_model(args.model.as_deref())?,
     };

@@ -35,17 +35,13 @@ pub fn options(
     seed: Option<u64>,
     adjust: impl FnOnce(&mut EngineOptions),
 ) -> Result<EngineOptions, CliError> {
-    let mut options = args.engine.resolve(&file.engine, seed)?;
+    let mut options = args.engine.resolve(&file.engine, &Dirs::resolve()?.cache, seed)?;
     adjust(&mut options);
     Ok(options)
 }
 
 /// Starts the engine and loads the model, showing progress where a person looks. Ctrl-C cancels.
-pub fn open(
-    args: &ModelArgs,
-    seed: Option<u64>,
-    adjust: impl FnOnce(&mut EngineOptions),
-) -> Result<Session, CliError> {
+pub fn open(args: &ModelArgs, seed: Option<u64>, adjust: impl FnOnce(&mut EngineOptions)) -> Result<Session, CliError> {
     let file = config()?;
     let options = options(args, &file, seed, adjust)?;
     let source = source(args.model.as_deref(), &file)?;
@@ -123,7 +119,7 @@ pub fn template_of_model(model: Option<&str>) -> Result<Arc<ChatTemplate>, CliEr
 pub fn local_path(model: Option<&str>) -> Result<std::path::PathBuf, CliError> {
     let source = source(model, &config()?)?;
     let mut progress = Progress::default();
-    let path = loader::locate(&source, &mut |p| {
+    let path = loader::locate(&source, &Dirs::resolve()?.cache, &mut |p| {
         progress.show(p.phase, p.done, p.total);
         interrupt::presses() == 0
     });
@@ -146,7 +142,8 @@ pub fn no_template(name: &str, fault: Option<&str>) -> CliError {
         Some(fault) => format!("{name}: {fault}"),
         None => format!("{name} has no chat template"),
     };
-    CliError::model(message).with_fix("use `kvasir generate` without --chat for plain completions, or an instruct model")
+    CliError::model(message)
+        .with_fix("use `kvasir generate` without --chat for plain completions, or an instruct model")
 }
 
 /// The local date and time.

@@ -210,7 +210,11 @@ impl EngineCore {
             },
             Err(error) => (error, false),
         };
-        if was_launched { self.scheduler.abandon(plan) } else { self.scheduler.release(plan) }
+        if was_launched {
+            self.scheduler.abandon(plan)
+        } else {
+            self.scheduler.release(plan)
+        }
         Err(self.failed(plan, error))
     }
 
@@ -223,7 +227,8 @@ impl EngineCore {
             return Ok(output);
         }
         self.scheduler.abandon(plan);
-        let fault = format!("{} tokens came back for {wanted} rows, or one outside the vocabulary", output.tokens.len());
+        let fault =
+            format!("{} tokens came back for {wanted} rows, or one outside the vocabulary", output.tokens.len());
         Err(self.failed(plan, ExecError::Rejected(fault)))
     }
 
@@ -288,7 +293,8 @@ impl EngineCore {
             }
         }
         for row in plan.rows.iter().filter(|row| row.kind != RowKind::Decode) {
-            let total = self.scheduler.get(row.request).map_or(row.to(), |seq| seq.num_computed() + seq.num_remaining());
+            let total =
+                self.scheduler.get(row.request).map_or(row.to(), |seq| seq.num_computed() + seq.num_remaining());
             if let Some(run) = self.runs.get(&row.request) {
                 run.events.push(EngineEvent::Reading { computed: row.to(), total: total.max(row.to()) });
             }

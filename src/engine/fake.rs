@@ -44,6 +44,8 @@ pub(super) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         max_queue: fake.max_queue,
         seed: Some(0),
         check: CheckLevel::EveryStep,
+        // Nothing is fetched for the simulation.
+        cache_dir: std::path::PathBuf::new(),
     }
 }
 

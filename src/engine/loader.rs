@@ -5,15 +5,17 @@
 //! load can be cancelled between any two reports of progress.
 
 use super::handle::{AdapterSummary, EngineStatus, FailureKind, GenerationDefaults, LoadedModel};
+use super::memory_plan::{self, Machine};
 use super::options::{BackendChoice, EngineOptions, LoadRequest, ModelSource};
 use super::text_side::{self, TextSide};
-use crate::executor::{Executor, LoadError};
 use crate::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
+use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuBackend, GpuError, GpuRequest};
-use super::memory_plan;
+use crate::model::hub::{self, FetchProgress, FetchStage};
 use crate::model::{Model, ModelError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How to get an adapter where there is none.
 pub const ADAPTER_FIX: &str = "install a Vulkan driver (Debian and Ubuntu: sudo apt install libvulkan1 \
@@ -128,11 +130,29 @@ pub fn gpu_request(options: &EngineOptions) -> GpuRequest {
 }
 
 /// The model's place on this machine, downloading the default model on first use.
-pub fn locate(source: &ModelSource, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
+pub fn locate(source: &ModelSource, cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
     match source {
         ModelSource::Path(path) => Ok(path.clone()),
-        ModelSource::Default => Err(LoadFailure::engine("x")),
+        ModelSource::Default => fetch_default(cache_dir, on_progress),
     }
+}
+
+fn fetch_default(cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
+    let cancel = AtomicBool::new(false);
+    let mut report = |progress: FetchProgress| {
+        let phase = match progress.stage {
+            FetchStage::Downloading => "Downloading the model",
+            FetchStage::Unpacking => "Unpacking the model",
+            FetchStage::Verifying => "Checking the download",
+        };
+        if !on_progress(Progress { phase, done: progress.done_bytes, total: progress.total_bytes }) {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    };
+    hub::fetch_default(cache_dir, &mut report, &cancel).map_err(|error| {
+        LoadFailure::new(FailureKind::Download, error.to_string())
+            .with_fix("try again, or open a model file that is already on this machine (`kvasir models` lists them)")
+    })
 }
 
 /// Tokenizer and template of the model at `path`, its files checked.
@@ -142,7 +162,7 @@ pub fn read_text_side(path: &Path) -> Result<TextSide, LoadFailure> {
 
 /// Loads a model: everything but the steps themselves.
 pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded, LoadFailure> {
-    let path = locate(&request.source, on_progress)?;
+    let path = locate(&request.source, &request.options.cache_dir, on_progress)?;
     go_on(on_progress, "Reading the model")?;
     let model = Model::open(&path)?;
     model.warnings().iter().for_each(|w| tracing::warn!("{w}"));
@@ -157,9 +177,9 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         backend: gpu.caps().backend.clone(),
         is_cpu: gpu.caps().is_cpu,
     };
-    let plan = memory_plan::plan(&model, &request.options, gpu.caps())?;
+    let plan = memory_plan::plan(&model, &request.options, Machine::with_adapter(gpu.caps().is_cpu))?;
     let config = ExecutorConfig {
-        num_blocks: plan.num_blocks,
+        num_blocks: plan.memory.num_blocks,
         block_size: request.options.block_size,
         max_tokens_per_step: request.options.max_num_batched_tokens.max(request.options.max_num_seqs),
         max_num_seqs: request.options.max_num_seqs,

@@ -191,7 +191,8 @@ mod tests {
             assert_eq!((batch.penalty_start.len(), batch.bias_start.len()), (n + 1, n + 1));
             assert_eq!(*batch.row_start.last().unwrap() as usize, n);
             for r in 0..batch.num_rows() {
-                let table = &batch.block_tables[batch.block_table_start[r] as usize..batch.block_table_start[r + 1] as usize];
+                let table =
+                    &batch.block_tables[batch.block_table_start[r] as usize..batch.block_table_start[r + 1] as usize];
                 for t in batch.row_start[r]..batch.row_start[r + 1] {
                     let (p, slot) = (batch.positions[t as usize], batch.kv_slots[t as usize]);
                     assert_eq!(table[(p / 4) as usize] * 4 + p % 4, slot);

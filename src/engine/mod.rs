@@ -24,3 +24,6 @@ pub mod text_side;
 pub mod thread;
 
 pub use handle::{EngineHandle, Run};
+
+#[cfg(test)]
+mod tests;

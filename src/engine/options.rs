@@ -70,6 +70,8 @@ pub struct EngineOptions {
     /// Seeds the requests that bring no seed; `None` draws them.
     pub seed: Option<u64>,
     pub check: CheckLevel,
+    /// Receives the default model when it is fetched.
+    pub cache_dir: PathBuf,
 }
 
 /// Where a model comes from.

@@ -27,10 +27,7 @@ pub struct Piece {
 impl TextOutput {
     /// Special tokens are left out of the text; a leading space is kept, since the text goes on after the prompt.
     pub fn new(tokenizer: Arc<Tokenizer>, stop_strings: &[String]) -> Self {
-        TextOutput {
-            detokenizer: Detokenizer::continuing(tokenizer, true),
-            matcher: StopMatcher::new(stop_strings),
-        }
+        TextOutput { detokenizer: Detokenizer::continuing(tokenizer, true), matcher: StopMatcher::new(stop_strings) }
     }
 
     /// Takes the next token of the output.
@@ -43,11 +40,7 @@ impl TextOutput {
 
     /// Takes a token that ends the output: it is reported, but is not part of the text.
     pub fn push_stop_token(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> EngineEvent {
-        EngineEvent::Text {
-            delta: String::new(),
-            tokens: vec![token],
-            logprobs: logprobs.into_iter().collect(),
-        }
+        EngineEvent::Text { delta: String::new(), tokens: vec![token], logprobs: logprobs.into_iter().collect() }
     }
 
     /// What was held back as a possible stop string, once the output ended for another reason.

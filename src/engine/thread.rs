@@ -10,9 +10,9 @@ use super::loader::{LoadFailure, Loaded, Progress};
 use super::options::LoadRequest;
 use crate::protocol::{EngineCommand, RunError};
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -67,7 +67,8 @@ struct EngineThread {
     shared: Arc<Shared>,
     commands: SyncSender<Command>,
     queue: Receiver<Command>,
-    loader: Arc<dyn Fn(&LoadRequest, &mut dyn FnMut(Progress<'_>) -> bool) -> Result<Loaded, LoadFailure> + Send + Sync>,
+    loader:
+        Arc<dyn Fn(&LoadRequest, &mut dyn FnMut(Progress<'_>) -> bool) -> Result<Loaded, LoadFailure> + Send + Sync>,
     loading: Option<JoinHandle<()>>,
     core: Option<EngineCore>,
     /// The idle work was done since the last step.
@@ -165,10 +166,11 @@ impl EngineThread {
         let (shared, commands, loader) = (self.shared.clone(), self.commands.clone(), self.loader.clone());
         let work = move || {
             let mut watch = LoadWatch { shared: &shared, load, phase: String::new(), shown: None };
-            let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                loader(&request, &mut |progress| watch.report(progress))
-            }))
-            .unwrap_or_else(|panic| Err(LoadFailure::engine(format!("loading failed: {}", panic_text(&*panic)))));
+            let result =
+                std::panic::catch_unwind(AssertUnwindSafe(|| loader(&request, &mut |progress| watch.report(progress))))
+                    .unwrap_or_else(|panic| {
+                        Err(LoadFailure::engine(format!("loading failed: {}", panic_text(&*panic))))
+                    });
             let max_queue = request.options.max_queue;
             // The engine is gone only at shutdown; what was loaded is dropped then.
             let _ = commands.send(EngineCommand::Load(LoadCommand::Done { load, result: Box::new(result), max_queue }));

@@ -16,13 +16,21 @@ macro_rules! sources {
 
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
+    "dot8"
     "grid"
+    "pairs"
+    "quantise"
     "step"
+    "unpack"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
     "fill"
+    "matmul_i8"
+    "quantize"
+    "rms_norm"
+    "swiglu"
 );
 
 /// The kernel file of this name.

@@ -2,6 +2,8 @@
 //!
 //! | module | does |
 //! |---|---|
+//! | [`activation`] | rows of f32 or i8 between kernels |
+//! | [`rms_norm`], [`swiglu`], [`quantize`] | the elementwise steps between matrix products |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
 //!
@@ -25,8 +27,12 @@
 
 use crate::gpu::{Defines, GpuCaps};
 
+pub mod activation;
 pub mod params;
+pub mod quantize;
+pub mod rms_norm;
 pub mod step_meta;
+pub mod swiglu;
 
 pub use params::ParamArena;
 
@@ -55,11 +61,11 @@ impl Class {
         }
     }
 
-    /// `SUBGROUP SG=n`, or nothing.
+    /// `SUBGROUP SG=n`, or `SG=64`: lanes of a workgroup, and whether they are a subgroup.
     pub fn defines(self) -> Defines {
         match self {
             Class::Subgroup(size) => Defines::new().flag("SUBGROUP").set("SG", i64::from(size)),
-            Class::Floor => Defines::new(),
+            Class::Floor => Defines::new().set("SG", 64),
         }
     }
 }

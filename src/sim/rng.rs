@@ -26,8 +26,4 @@ impl Rng {
     pub fn percent(&mut self, percent: u32) -> bool {
         self.next() % 100 < u64::from(percent)
     }
-
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[(self.next() % from.len() as u64) as usize]
-    }
 }

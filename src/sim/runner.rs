@@ -92,7 +92,8 @@ impl Run {
         self.read_ends()?;
         let fault = self.draw_fault();
         let before = matches!(fault, Some(Fault::Launch(_))).then(|| self.scheduler.state());
-        let plan = self.scheduler.plan_step(self.draw_inputs());
+        let inputs = self.draw_inputs();
+        let plan = self.scheduler.plan_step(inputs);
         self.note_plan(&plan);
         if plan.is_empty() {
             self.scheduler.commit(&plan, &[], &[]);

@@ -86,7 +86,8 @@ impl World {
         let mut prompt = if rng.percent(70) { prefixes[rng.range(0, 2) as usize].clone() } else { Vec::new() };
         let suffix = if rng.percent(15) { 0 } else { rng.range(1, 12) };
         prompt.extend((0..suffix).map(|_| rng.range(0, self.vocab_size - 1)));
-        let max_tokens = if rng.percent(85) { Some(rng.range(u32::from(rng.percent(95)), 24)) } else { None };
+        let least = u32::from(rng.percent(95));
+        let max_tokens = if rng.percent(85) { Some(rng.range(least, 24)) } else { None };
         let stop_token_ids = (0..rng.range(0, 2)).map(|_| rng.range(0, self.vocab_size - 1)).collect();
         NewSequence {
             id,

@@ -1,24 +1,30 @@
 //! Chat templates: the Jinja text that ships with a model, rendered as transformers renders it.
 //!
-//! Guarantees: equal input gives equal text (the time is an argument); work, memory and output of one rendering are
-//! bounded by [`RENDER_FUEL`], so a hostile template ends in an error and not in a hang; a template's own
+//! Guarantees: equal input gives equal text (the time is an argument); instructions, strings and output of one
+//! rendering are paid from [`RENDER_FUEL`], so a runaway template ends in an error and not in a hang; a template's own
 //! `raise_exception` comes back as [`TemplateError::Raised`]. It does not attempt to be stricter than Python where
-//! Python's own limits (and not the template) would refuse a conversation.
+//! Python's own limits (and not the template) would refuse a conversation, and it does not bound lists that a
+//! template doubles again and again with `+`, which the engine joins lazily and does not account for.
 //!
 //! The environment follows `apply_chat_template` of transformers: trimmed blocks, loop controls, Python's methods on
 //! strings and dicts, `tojson` with Python's separators, `strftime_now`, `tools` present but none when there are none.
 
 use super::python_json::{self, template_value};
+use super::rewrite;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
-use minijinja::{AutoEscape, Environment, ErrorKind, State};
+use minijinja::{AutoEscape, Environment, ErrorKind, Output, State};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 /// What one rendering may use: about this many instructions, or 64 bytes of data each (256 MB in all).
 pub const RENDER_FUEL: u64 = 4_000_000;
 
 /// Templates larger than this are refused; the largest published ones have some 20 KB.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+
+/// One value that is not a string may print as this many bytes.
+const MAX_PRINTED_BYTES: usize = 8 << 20;
 
 const NAME: &str = "chat_template";
 
@@ -114,10 +120,13 @@ impl ChatTemplate {
         env.set_fuel(Some(RENDER_FUEL));
         env.set_auto_escape_callback(|_| AutoEscape::None);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        // In Python none cannot be iterated over, and templates rely on it.
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         env.add_filter("tojson", tojson);
         env.add_function("raise_exception", raise_exception);
-        env.add_template_owned(NAME, neutralise_generation_tags(source))
-            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+        env.add_function(rewrite::ADD_MARKUP, rewrite::add_markup);
+        env.set_formatter(print_bounded);
+        env.add_template_owned(NAME, rewrite::rewrite(source)).map_err(|e| TemplateError::Syntax(e.to_string()))?;
         Ok(ChatTemplate { env, special })
     }
 
@@ -179,6 +188,29 @@ fn strftime(now: jiff::civil::DateTime, format: &str) -> Result<String, minijinj
         .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
 }
 
+/// Prints a value; long before a lazy list of millions of items is written out, the rendering ends.
+fn print_bounded(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), minijinja::Error> {
+    if let Some(text) = value.as_str() {
+        return out.write_str(text).map_err(minijinja::Error::from);
+    }
+    let mut bounded = Bounded { out, left: MAX_PRINTED_BYTES };
+    write!(bounded, "{value}").map_err(|_| {
+        minijinja::Error::new(ErrorKind::OutOfFuel, format!("a value is longer than {MAX_PRINTED_BYTES} bytes"))
+    })
+}
+
+struct Bounded<'a, 'out> {
+    out: &'a mut Output<'out>,
+    left: usize,
+}
+
+impl std::fmt::Write for Bounded<'_, '_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.left = self.left.checked_sub(text.len()).ok_or(std::fmt::Error)?;
+        self.out.write_str(text)
+    }
+}
+
 /// Marks an error as the template's own.
 #[derive(Debug)]
 struct RaisedByTemplate(String);
@@ -231,28 +263,4 @@ fn tojson(state: &State<'_, '_>, value: &Value, options: Kwargs) -> Result<Value
         separators,
     };
     python_json::dumps(value, &style, &|fuel| state.consume_fuel(fuel)).map(Value::from)
-}
-
-/// `{% generation %}` marks the assistant's words for training and renders as nothing; a scope without variables has
-/// the same effect and the same handling of white space.
-fn neutralise_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        let (before, tag) = rest.split_at(open + 2);
-        out.push_str(before);
-        let Some(close) = tag.find("%}") else {
-            out.push_str(tag);
-            return out;
-        };
-        let inside = &tag[..close];
-        match inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace()) {
-            "generation" => out.push_str(&inside.replace("generation", "with")),
-            "endgeneration" => out.push_str(&inside.replace("endgeneration", "endwith")),
-            _ => out.push_str(inside),
-        }
-        rest = &tag[close..];
-    }
-    out.push_str(rest);
-    out
 }

@@ -63,9 +63,29 @@ fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
         let name = "dropout".to_owned();
         return Err(TokenizerError::Unsupported { file: FILE, what: "the model option", name });
     }
+    if let Some(processor) = pipeline.get_post_processor() {
+        let json = serde_json::to_value(processor).map_err(|e| TokenizerError::bad(FILE, e.to_string()))?;
+        check_post_processor(&json)?;
+    }
     pipeline.with_padding(None);
     pipeline.with_truncation(None).map_err(|e| TokenizerError::bad(FILE, e.to_string()))?;
     Ok(pipeline)
+}
+
+/// A template may only name the special tokens that it declares; the crate would index with the others.
+fn check_post_processor(json: &Json) -> Result<(), TokenizerError> {
+    let entries = |key: &str| json.get(key).and_then(Json::as_array).into_iter().flatten();
+    entries("processors").try_for_each(check_post_processor)?;
+    for piece in entries("single").chain(entries("pair")) {
+        let Some(id) = piece.pointer("/SpecialToken/id").and_then(Json::as_str) else { continue };
+        if json.get("special_tokens").and_then(|declared| declared.get(id)).is_none() {
+            return Err(TokenizerError::bad(
+                FILE,
+                format!("TemplateProcessing names {id:?}, which it does not declare"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Tokens that only `added_tokens_decoder` lists, as older folders do.

@@ -13,6 +13,7 @@ mod gguf;
 mod hf;
 mod pre_types;
 mod python_json;
+mod rewrite;
 mod spm;
 mod table;
 

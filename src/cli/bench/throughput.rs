@@ -102,11 +102,7 @@ pub fn run(args: &ThroughputArgs) -> CliResult {
     Ok(Exit::Ok)
 }
 
-fn run_all(
-    args: &ThroughputArgs,
-    session: &session::Session,
-    records: &mut Records,
-) -> Result<Vec<Output>, CliError> {
+fn run_all(args: &ThroughputArgs, session: &session::Session, records: &mut Records) -> Result<Vec<Output>, CliError> {
     let indices: Vec<u64> = (1..=u64::from(args.num_prompts)).collect();
     let group = match args.mode {
         Mode::Continuous => indices.len(),
