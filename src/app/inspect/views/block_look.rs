@@ -9,6 +9,9 @@ use crate::telemetry::BlockState;
 use egui::{Color32, Pos2, Rect, pos2, vec2};
 use rustc_hash::FxHashMap;
 
+/// How much of the owner's colour the empty part of a tail has.
+const PALE: f32 = 0.28;
+
 /// What the legend can single out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockFilter {
@@ -210,13 +213,26 @@ impl<'a> Inks<'a> {
         }
     }
 
+    /// The colour of text in the middle of a used block.
+    pub fn text_on_used(&mut self, cell: &Cell) -> Color32 {
+        let color = self.used(cell);
+        let is_filled_there = self.fill(cell) >= 0.5;
+        let ground = if is_filled_there { color } else { mix(self.theme.bg_sunken, color, PALE) };
+        self.theme.text_on(ground)
+    }
+
+    /// How full a block is, 0 to 1.
+    fn fill(&self, cell: &Cell) -> f32 {
+        if cell.hash.is_some() { 1.0 } else { (cell.filled as f32 / self.block_size).clamp(0.0, 1.0) }
+    }
+
     fn used_shape(&self, quads: &mut Quads, rect: Rect, cell: &Cell, color: Color32) {
-        let fill = (cell.filled as f32 / self.block_size).clamp(0.0, 1.0);
-        if fill >= 1.0 || cell.hash.is_some() {
+        let fill = self.fill(cell);
+        if fill >= 1.0 {
             quads.rect(rect, color);
         } else {
             // A tail: filled from below to its fraction, the rest a pale ground.
-            quads.rect(rect, mix(self.theme.bg_sunken, color, 0.28));
+            quads.rect(rect, mix(self.theme.bg_sunken, color, PALE));
             let top = (rect.bottom() - rect.height() * fill.max(0.08)).round();
             quads.rect(Rect::from_min_max(pos2(rect.left(), top), rect.max), color);
         }

@@ -257,8 +257,7 @@ fn paint_label(painter: &Painter, scene: &Scene<'_>, inks: &mut Inks<'_>, cell_i
     let Some(cell) = scene.map.cell(block) else { return };
     let level = scene.grid.level.cell as f32;
     let color = match cell.state {
-        BlockState::Active if is_tail(scene, cell) => scene.theme.text_strong,
-        BlockState::Active => scene.theme.text_on(inks.flat(cell, true)),
+        BlockState::Active => inks.text_on_used(cell),
         BlockState::CachedIdle => scene.theme.text_weak,
         BlockState::Free if level >= 32.0 => scene.theme.text_faint,
         BlockState::Free | BlockState::Null => return,
@@ -275,10 +274,6 @@ fn paint_label(painter: &Painter, scene: &Scene<'_>, inks: &mut Inks<'_>, cell_i
     } else {
         painter.text(rect.left_top() + vec2(2.0, 1.0), Align2::LEFT_TOP, block.0, font, color);
     }
-}
-
-fn is_tail(scene: &Scene<'_>, cell: &crate::app::inspect::map::Cell) -> bool {
-    cell.hash.is_none() && cell.filled < scene.model.snapshot().block_size
 }
 
 /// Fading evictions and the selected block, above everything else.

@@ -13,7 +13,7 @@ use egui::{Align2, CornerRadius, FontId, Pos2, Rect, Response, ScrollArea, Sense
 use rustc_hash::FxHashMap;
 
 const GUTTER: f32 = 148.0;
-const ROW: f32 = 34.0;
+const ROW: f32 = 31.0;
 const GROUP_HEAD: f32 = 20.0;
 const MAX_CELL: f32 = 24.0;
 const MIN_CELL: f32 = 4.0;
@@ -170,9 +170,7 @@ fn row_ui(ui: &Ui, scene: &Scene<'_>, inks: &mut Inks<'_>, request: RequestId, r
     if scene.cell >= 18.0 {
         for (logical, &block) in table.iter().enumerate().take(end).skip(first) {
             let Some(cell) = scene.map.cell(block).filter(|_| scene.emphasis.is_lit(block)) else { continue };
-            let is_tail = cell.hash.is_none() && cell.filled < scene.model.snapshot().block_size;
-            let fill = inks.flat(cell, true);
-            let ink = if is_tail { scene.theme.text_strong } else { scene.theme.text_on(fill) };
+            let ink = inks.text_on_used(cell);
             let center = pos2((scene.left + logical as f32 * scene.cell).round(), top) + vec2(side, side) / 2.0;
             painter.text(center, Align2::CENTER_CENTER, block.0, FontId::proportional(9.0), ink);
         }

@@ -13,6 +13,7 @@ use egui::{CornerRadius, Rect, RichText, ScrollArea, Sense, Ui, pos2, vec2};
 /// Selection above, step below; scrolls when it is long.
 pub fn detail_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<InspectCommand>) {
     ScrollArea::vertical().id_salt("detail").auto_shrink(false).show(ui, |ui| {
+        ui.spacing_mut().interact_size.y = 18.0;
         match (model.selection(), model.map()) {
             (Some(Selection::Block(block)), Some(map)) => block_ui(ui, model, map, block, theme, commands),
             (Some(Selection::Request(request)), _) => request_ui(ui, model, request, theme, commands),

@@ -102,7 +102,7 @@ fn state_ink(theme: &Theme, state: &RowState) -> Color32 {
 }
 
 fn table<'a>(ui: &'a mut Ui, id: &str) -> TableBuilder<'a> {
-    ui.spacing_mut().item_spacing.y = 2.0;
+    ui.spacing_mut().item_spacing = egui::vec2(12.0, 2.0);
     TableBuilder::new(ui)
         .id_salt(id)
         .striped(false)

@@ -144,8 +144,7 @@ fn bars_ui(ui: &mut Ui, plot: &Plot<'_>, rect: Rect, commands: &mut Vec<InspectC
     let mut quads = Quads::default();
     for (idx, entry) in plot.entries() {
         let x = plot.x_of(idx);
-        let width = if plot.column >= 4.0 { plot.column - 1.0 } else { plot.column };
-        let column = Rect::from_min_max(pos2(x, area.top()), pos2(x + width, area.bottom()));
+        let column = Rect::from_min_max(pos2(x, area.top()), pos2(x + plot.column, area.bottom()));
         bar(&mut quads, plot, column, &entry.record, max);
         if entry.gap_before > 0 {
             let line = Rect::from_min_size(pos2(x - 1.0, area.top()), vec2(1.5, area.height()));
@@ -160,12 +159,15 @@ fn bars_ui(ui: &mut Ui, plot: &Plot<'_>, rect: Rect, commands: &mut Vec<InspectC
 fn bar(quads: &mut Quads, plot: &Plot<'_>, column: Rect, record: &StepRecord, max: u32) {
     let scale = column.height() / max as f32;
     let mut bottom = column.bottom();
+    // Decodes run through, chunks stand apart.
+    let apart = if plot.column >= 4.0 { 1.0 } else { 0.0 };
     let mut part = |request, num_tokens: u32, min: f32, age: u64| {
         let plain = plot.theme.owner_color(plot.model.hue_of(request));
         let height = (num_tokens as f32 * scale).max(min);
         let top = (bottom - height).max(column.top());
+        let gap = if age == 0 { apart } else { 0.0 };
         quads.rect(
-            Rect::from_min_max(pos2(column.left(), top), pos2(column.right(), bottom)),
+            Rect::from_min_max(pos2(column.left(), top), pos2(column.right() - gap, bottom)),
             plot.theme.with_recency(plain, age),
         );
         bottom = top;
