@@ -61,7 +61,7 @@ pub const LEVELS: [Level; 22] = [
 ];
 
 /// The nearest level that "fit" chooses: cells larger than this look like buttons.
-const MAX_FIT_CELL: u32 = 26;
+const MAX_FIT_CELL: u32 = 40;
 
 impl Level {
     pub fn lod(self) -> Lod {

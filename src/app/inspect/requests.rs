@@ -149,8 +149,9 @@ impl RequestBook {
     /// Takes in names and facts that records do not carry.
     pub fn note_snapshot(&mut self, snapshot: &EngineSnapshot) {
         for info in &snapshot.requests {
-            let log = self.touch(info.id, snapshot.step);
-            fill_in(log, info);
+            // Not `touch`: a request that ended is named by snapshots for long, which is not part of its life.
+            let first = || RequestLog { first_step: snapshot.step, last_step: snapshot.step, ..RequestLog::default() };
+            fill_in(self.logs.entry(info.id).or_insert_with(first), info);
         }
     }
 

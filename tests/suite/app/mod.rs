@@ -2,6 +2,8 @@
 
 mod chat;
 mod demo;
+mod inspect;
+mod inspect_world;
 mod shell;
 mod states;
 
