@@ -3,7 +3,6 @@
 mod chat;
 mod demo;
 mod inspect;
-mod inspect_world;
 mod shell;
 mod states;
 
