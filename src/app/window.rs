@@ -10,7 +10,7 @@ use super::frame_stats::{FrameStats, MIN_INTERVAL, Pacer, WorkTimer, interval};
 use super::inspect::{InspectCommand, InspectModel, InspectView, inspect_ui, live_dock_ui};
 use super::logic::{AppCore, CoreOptions, Waker};
 use super::shortcuts;
-use super::state::{Clock, ThemeChoice, Workspace};
+use super::state::{Clock, ThemeChoice, WindowAdapter, Workspace};
 use super::tessellate_timer::{FrameLog, TessellateTimer};
 use super::theme::{Theme, size, space};
 use super::views::chat::{ChatView, chat_workspace_ui};
@@ -43,14 +43,11 @@ pub struct KvasirApp {
     last_input_s: f64,
     blinks: bool,
     theme: Option<Theme>,
-    window_adapter: String,
     repaint_for_inspect: bool,
-    is_cpu_window: bool,
 }
 
 impl KvasirApp {
     pub fn new(cc: &eframe::CreationContext<'_>, options: AppOptions, outcome: DemoOutcome) -> Result<Self, AppError> {
-        let (window_adapter, is_cpu_window) = window_adapter(cc);
         let pacer = Arc::new(Pacer::new());
         let waker = repaint_waker(&cc.egui_ctx, pacer.clone());
         let engine_waker = waker.clone();
@@ -58,7 +55,7 @@ impl KvasirApp {
         let core = AppCore::new(CoreOptions {
             engine: options.engine,
             data_dir: &options.data_dir,
-            model_folders: options.model_folders,
+            model_roots: options.model_roots,
             default_model: options.default_model,
             waker,
             clock: Clock { seconds: 0.0, unix_ms: unix_ms() },
@@ -80,10 +77,9 @@ impl KvasirApp {
             last_input_s: 0.0,
             blinks: true,
             theme: None,
-            window_adapter,
             repaint_for_inspect: false,
-            is_cpu_window,
         };
+        app.core.state.window_adapter = window_adapter(cc);
         if let Some(theme) = options.theme {
             app.core.state.theme = theme;
         }
@@ -142,7 +138,7 @@ impl KvasirApp {
 
     /// True where the window or the engine is drawn or computed on the CPU.
     fn is_slow(&self) -> bool {
-        self.is_cpu_window || self.core.state.model().is_some_and(|m| m.adapter.is_cpu)
+        self.core.state.window_adapter.is_cpu || self.core.state.model().is_some_and(|m| m.adapter.is_cpu)
     }
 
     fn rest_caret(&mut self, ctx: &Context) {
@@ -190,7 +186,7 @@ impl KvasirApp {
     fn shell_ui(&mut self, ui: &mut Ui, commands: &mut Vec<UiCommand>, asked: &mut Vec<InspectCommand>) {
         let Some(theme) = self.theme else { return };
         let width = ui.available_width();
-        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, frames, window_adapter, .. } = self;
+        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, frames, .. } = self;
         let mut cx = ViewCtx { state: &core.state, theme, commands };
         let cx = &mut cx;
         shell::top_bar_ui(cx, ui);
@@ -243,7 +239,7 @@ impl KvasirApp {
             });
         }
         palette::palette_ui(cx, ui);
-        about::about_ui(cx, ui, frames, window_adapter);
+        about::about_ui(cx, ui, frames);
         drop_hint_ui(ui, &theme);
     }
 
@@ -341,14 +337,12 @@ fn drop_hint_ui(ui: &Ui, theme: &Theme) {
     painter.text(rect.center(), Align2::CENTER_CENTER, "Drop to load the model", font, theme.text_strong);
 }
 
-fn window_adapter(cc: &eframe::CreationContext<'_>) -> (String, bool) {
-    match &cc.wgpu_render_state {
-        Some(state) => {
-            let info = state.adapter.get_info();
-            (format!("{} ({})", info.name, info.backend), info.device_type == wgpu::DeviceType::Cpu)
-        }
-        None => ("no window".into(), false),
-    }
+fn window_adapter(cc: &eframe::CreationContext<'_>) -> WindowAdapter {
+    let info = cc.wgpu_render_state.as_ref().map(|state| state.adapter.get_info());
+    info.map_or_else(WindowAdapter::default, |info| WindowAdapter {
+        is_cpu: info.device_type == wgpu::DeviceType::Cpu,
+        name: info.name,
+    })
 }
 
 /// Wakes the window from other threads, no sooner than its pace allows.

@@ -248,9 +248,7 @@ fn a_killed_process_loses_at_most_a_second_of_four_streams() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_with(dir.path(), slow(10));
     send(&mut app, UiCommand::RunDemo);
-    wait_for(&mut app, "text in all four", |s| {
-        s.runs.len() == 4 && s.runs.keys().all(|id| text_of(s, *id).len() > 20)
-    });
+    wait_for(&mut app, "text in all four", |s| s.runs.len() == 4 && s.runs.keys().all(|id| text_of(s, *id).len() > 20));
     let seen: Vec<(MessageId, String)> =
         state(&app).runs.keys().map(|id| (*id, text_of(state(&app), *id).to_owned())).collect();
     std::thread::sleep(Duration::from_millis(1000));

@@ -5,11 +5,7 @@ use super::*;
 fn run_demo(fake: FakeOptions) -> (App, Option<Result<(), String>>) {
     let dir = tempfile::tempdir().unwrap();
     let outcome = DemoOutcome::default();
-    let start = AppOptions {
-        demo: true,
-        exit_after_demo: true,
-        ..options(EngineHandle::start_fake(fake), dir.path())
-    };
+    let start = AppOptions { demo: true, exit_after_demo: true, ..options(EngineHandle::start_fake(fake), dir.path()) };
     let mut app = harness(start, [1440.0, 900.0], outcome.clone());
     let mut result = None;
     wait_for(&mut app, "the end of the demo", |_| {

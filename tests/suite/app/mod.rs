@@ -30,7 +30,7 @@ pub fn options(engine: EngineHandle, dir: &Path) -> AppOptions {
         model_to_load: None,
         default_model: DefaultModel { name: "SmolLM2-135M-Instruct".into(), bytes: 92 << 20 },
         data_dir: dir.to_path_buf(),
-        model_folders: Vec::new(),
+        model_roots: Vec::new(),
         demo: false,
         exit_after_demo: false,
         theme: Some(ThemeChoice::Dark),

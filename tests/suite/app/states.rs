@@ -9,10 +9,17 @@ fn check(name: &str, app: &App) {
     });
 }
 
+/// The live dock has its own tests.
+fn close_dock(app: &mut App) {
+    send(app, UiCommand::ToggleDock);
+    app.run_steps(2);
+}
+
 #[test]
 fn first_run_without_a_model() {
     let dir = tempfile::tempdir().unwrap();
-    let app = harness(options(super::idle_engine(), dir.path()), [1440.0, 900.0], DemoOutcome::default());
+    let mut app = harness(options(super::idle_engine(), dir.path()), [1440.0, 900.0], DemoOutcome::default());
+    close_dock(&mut app);
     check("first_run", &app);
 }
 
@@ -20,6 +27,7 @@ fn first_run_without_a_model() {
 fn empty_chat() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_in(dir.path());
+    close_dock(&mut app);
     wait_for(&mut app, "the count", |s| !s.context_counts.is_empty());
     app.run_steps(2);
     check("empty_chat", &app);
@@ -30,7 +38,8 @@ fn finished_answer() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_in(dir.path());
     let id = focused(&app);
-    let settings = kvasir::app::chat::RunSettings { temperature: 0.0, max_tokens: 12, ..chat(&app, id).settings.clone() };
+    let settings =
+        kvasir::app::chat::RunSettings { temperature: 0.0, max_tokens: 12, ..chat(&app, id).settings.clone() };
     send(&mut app, UiCommand::SetSettings { chat: id, settings: Box::new(settings) });
     send(&mut app, UiCommand::SendText { chat: id, text: "What is **bold**?".into() });
     wait_idle(&mut app);
@@ -44,6 +53,7 @@ fn finished_answer() {
 fn models_without_any() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_in(dir.path());
+    close_dock(&mut app);
     send(&mut app, UiCommand::ShowWorkspace(Workspace::Models));
     wait_for(&mut app, "the scan", |s| s.models.has_scanned);
     app.run_steps(2);
@@ -55,6 +65,7 @@ fn palette_without_a_query() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_in(dir.path());
     wait_for(&mut app, "the count", |s| !s.context_counts.is_empty());
+    close_dock(&mut app);
     send(&mut app, UiCommand::OpenPalette);
     app.run_steps(3);
     check("palette", &app);
