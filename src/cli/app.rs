@@ -54,7 +54,7 @@ pub fn run(args: &AppArgs) -> CliResult {
         model_to_load,
         default_model: DefaultModel { name: DEFAULT_MODEL.name.into(), bytes: DEFAULT_MODEL.download_bytes },
         data_dir: args.data_dir.clone().unwrap_or(dirs.data),
-        model_folders: models::roots(&file)?.into_iter().map(|root| root.path).collect(),
+        model_roots: models::roots(&file)?,
         demo: args.demo,
         exit_after_demo: args.exit_after_demo,
         theme: theme_word
