@@ -16,7 +16,7 @@ use super::theme::{Theme, size, space};
 use super::views::chat::{ChatView, chat_workspace_ui};
 use super::views::sessions::{SessionsView, sessions_ui};
 use super::views::{ViewCtx, about, dock, models, palette, shell};
-use super::{AppError, AppOptions, DemoOutcome};
+use super::{AppError, AppOptions, DemoOutcome, actions};
 use egui::{Align2, Area, CentralPanel, Context, Frame, Id, Key, Margin, Order, Panel, Ui, ViewportCommand, vec2};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -86,9 +86,9 @@ impl KvasirApp {
         if let Some(workspace) = options.workspace {
             app.core.apply(UiCommand::ShowWorkspace(workspace));
         }
-        let source = options.model_to_load.or_else(|| super::actions::models::last_used(&app.core));
+        let source = options.model_to_load.or_else(|| actions::models::at_start(&app.core, options.demo));
         if let Some(source) = source.filter(|_| app.core.state.model().is_none()) {
-            super::actions::models::load(&mut app.core, source);
+            actions::models::load(&mut app.core, source);
         }
         if let Some(log) = &app.frame_log {
             cc.egui_ctx.add_plugin(TessellateTimer { log: log.clone() });

@@ -111,7 +111,7 @@ fn offer_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     if is_loaded || matches!(cx.state.engine, EngineStatus::Loading { .. }) {
         return;
     }
-    let text = format!("{}, the built-in default: {} to download, once", offer.name, format::bytes(offer.bytes));
+    let text = format!("{}, the built-in default: {}", offer.name, offer.cost_words());
     ui.horizontal(|ui| {
         right_to_left(ui, |ui| {
             if primary_button(ui, &cx.theme, "Load").clicked() {
