@@ -17,12 +17,19 @@ macro_rules! sources {
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
     "grid"
+    "philox"
+    "softmax"
     "step"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
+    "attention"
     "fill"
+    "logprobs"
+    "penalties"
+    "rope_kv_write"
+    "sample"
 );
 
 /// The kernel file of this name.
