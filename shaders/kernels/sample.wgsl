@@ -31,6 +31,7 @@ var<workgroup> lane_u: array<u32, ${WG}>;
 var<workgroup> chosen: vec2<u32>; // (bin, amount above it)
 var<workgroup> worst: atomic<u32>; // largest magnitude bits of the row
 var<workgroup> mass: atomic<u32>; // kept weights together, fixed point
+var<workgroup> lowest_key: atomic<u32>; // smallest of the largest logits of all lanes' shares
 
 /// The larger value; on ties the lower token.
 fn is_better(value: f32, token: u32, than_value: f32, than_token: u32) -> bool {
@@ -134,35 +135,51 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   if lane == 0u {
     atomicStore(&worst, 0u);
     atomicStore(&mass, 0u);
+    atomicStore(&lowest_key, 0xffffffffu);
   }
   workgroupBarrier();
 
-  // Largest logit, and whether all are finite (by their bits: fast math may not see a NaN).
-  var top4 = vec4(LOWEST);
-  var top_at = vec4(0u);
+  // Largest logit, and whether all are finite (by their bits: fast math may not see a NaN). A lane has 8 shares of the
+  // row with a maximum each.
+#for u in 0..2
+  var top_${u} = vec4(LOWEST);
+  var top_at_${u} = vec4(0u);
+#end
   var worst4 = vec4(0u);
-  for (var i = lane; i < num_quads; i += ${WG}u) {
-    let bits = quad(source, i);
-    worst4 = max(worst4, bits & vec4(0x7fffffffu));
-    let value = select(vec4(LOWEST), bitcast<vec4<f32>>(bits), inside(i));
-    let wins = value > top4;
-    top4 = select(top4, value, wins);
-    top_at = select(top_at, vec4(i * 4u), wins);
+  for (var i = lane; i < num_quads; i += ${2 * WG}u) {
+#for u in 0..2
+    {
+      let at_quad = i + ${u * WG}u;
+      let is_token = inside(at_quad);
+      let bits = quad(source, min(at_quad, num_quads - 1u));
+      worst4 = max(worst4, select(vec4(0u), bits & vec4(0x7fffffffu), is_token));
+      let value = select(vec4(LOWEST), bitcast<vec4<f32>>(bits), is_token);
+      let wins = value > top_${u};
+      top_${u} = select(top_${u}, value, wins);
+      top_at_${u} = select(top_at_${u}, vec4(at_quad * 4u), wins);
+    }
+#end
   }
-  var value = top4[0];
-  var token = top_at[0];
-#for e in 1..4
-  let wins_${e} = is_better(top4[${e}], top_at[${e}] + ${e}u, value, token);
-  value = select(value, top4[${e}], wins_${e});
-  token = select(token, top_at[${e}] + ${e}u, wins_${e});
+  var value = LOWEST;
+  var token = 0xffffffffu;
+  var share_low = top_0[0];
+#for u in 0..2
+#for e in 0..4
+  let wins_${u}_${e} = is_better(top_${u}[${e}], top_at_${u}[${e}] + ${e}u, value, token);
+  value = select(value, top_${u}[${e}], wins_${u}_${e});
+  token = select(token, top_at_${u}[${e}] + ${e}u, wins_${u}_${e});
+  share_low = min(share_low, top_${u}[${e}]);
+#end
 #end
   lane_f[lane] = value;
   lane_u[lane] = token;
+  atomicMin(&lowest_key, key_of(bitcast<u32>(share_low)));
   atomicMax(&worst, max(max(worst4.x, worst4.y), max(worst4.z, worst4.w)));
   reduce_best(lane);
   let top = lane_f[0];
   let top_token = lane_u[0];
   let is_faulty = atomicLoad(&worst) >= 0x7f800000u;
+  let share_floor = bitcast<f32>(bits_of_key(atomicLoad(&lowest_key)));
   workgroupBarrier();
 
   let temperature = bitcast<f32>(sampling_word(at, 0u));
@@ -170,9 +187,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let inverse = 1.0 / max(temperature, 1e-30);
   let drawn_quads = select(0u, num_quads, is_drawn);
 
-  // Top-k: the key of the k-th largest logit.
+  // Top-k: the key of the k-th largest logit. Each share holds a logit at or above the smallest of their maxima, so for
+  // a k up to their number nothing below that matters.
   let top_k = sampling_word(at, 1u);
   let count_passes = select(0u, 3u, is_drawn && top_k > 0u && top_k < params.vocab);
+  let count_floor = select(LOWEST, share_floor, top_k <= ${8 * WG}u);
   var cut_key = 0u;
   var wanted = top_k;
   for (var pass_idx = 0u; pass_idx < count_passes; pass_idx++) {
@@ -181,13 +200,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let known = known_bits(pass_idx);
     for (var i = lane; i < drawn_quads; i += ${WG}u) {
       let bits = quad(source, i);
-      let is_token = inside(i);
+      let counts = inside(i) & (bitcast<vec4<f32>>(bits) >= vec4(count_floor));
+      for (var is_any = any(counts); is_any; is_any = false) {
 #for e in 0..4
-      let key_${e} = key_of(bits[${e}]);
-      if is_token[${e}] && (key_${e} & known) == cut_key {
-        atomicAdd(&bins[(key_${e} & ~known) >> shift], 1u);
-      }
+        let key_${e} = key_of(bits[${e}]);
+        if counts[${e}] && (key_${e} & known) == cut_key {
+          atomicAdd(&bins[(key_${e} & ~known) >> shift], 1u);
+        }
 #end
+      }
     }
     choose_bin(lane, wanted);
     cut_key |= chosen.x << shift;
@@ -199,16 +220,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let top_p = bitcast<f32>(sampling_word(at, 2u));
   let mass_passes = select(0u, 3u, is_drawn && top_p < 1.0);
   let mass_quads = select(0u, num_quads, mass_passes > 0u);
+  // Below this a weight is 0 in fixed point.
+  let mass_floor = max(cut, top - 22.2 * temperature);
   var sum4 = vec4(0.0);
   for (var i = lane; i < mass_quads; i += ${WG}u) {
     let value = bitcast<vec4<f32>>(quad(source, i));
-    sum4 += select(vec4(0.0), exp(min((value - top) * inverse, vec4(0.0))), inside(i) & (value >= vec4(cut)));
+    let weighs = inside(i) & (value >= vec4(mass_floor));
+    for (var is_any = any(weighs); is_any; is_any = false) {
+      sum4 += select(vec4(0.0), exp(min((value - top) * inverse, vec4(0.0))), weighs);
+    }
   }
   lane_f[lane] = sum4.x + sum4.y + sum4.z + sum4.w;
   reduce_sum(lane);
   // The power of two that brings the sum to between 2^30 and 2^31.
   let scale = bitcast<f32>((157u - ((bitcast<u32>(max(lane_f[0], 1.0)) >> 23u) - 127u)) << 23u);
-  let floor_key = cut_key;
   var mass_key = 0u;
   for (var pass_idx = 0u; pass_idx < mass_passes; pass_idx++) {
     clear_bins(lane);
@@ -217,15 +242,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var lane_mass = 0u;
     for (var i = lane; i < mass_quads; i += ${WG}u) {
       let bits = quad(source, i);
-      let is_token = inside(i);
-      let weight = vec4<u32>(exp(min((bitcast<vec4<f32>>(bits) - top) * inverse, vec4(0.0))) * scale + 0.5);
+      let value = bitcast<vec4<f32>>(bits);
+      let weighs = inside(i) & (value >= vec4(mass_floor));
+      for (var is_any = any(weighs); is_any; is_any = false) {
+        let weight = vec4<u32>(exp(min((value - top) * inverse, vec4(0.0))) * scale + 0.5);
 #for e in 0..4
-      let key_${e} = key_of(bits[${e}]);
-      if is_token[${e}] && key_${e} >= floor_key && (key_${e} & known) == mass_key && weight[${e}] > 0u {
-        atomicAdd(&bins[(key_${e} & ~known) >> shift], weight[${e}]);
-        lane_mass += weight[${e}];
-      }
+        let key_${e} = key_of(bits[${e}]);
+        if weighs[${e}] && (key_${e} & known) == mass_key {
+          atomicAdd(&bins[(key_${e} & ~known) >> shift], weight[${e}]);
+          lane_mass += weight[${e}];
+        }
 #end
+      }
     }
     for (var is_first = pass_idx == 0u; is_first; is_first = false) {
       atomicAdd(&mass, lane_mass);
@@ -250,7 +278,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   token = top_token;
   for (var i = lane; i < drawn_quads; i += ${WG}u) {
     let logit = bitcast<vec4<f32>>(quad(source, i));
-    let is_kept = inside(i) & (logit >= vec4(cut));
+    // No gumbel is above 22.9: what cannot win any more is left out.
+    let is_kept = inside(i) & (logit >= vec4(cut)) & ((logit - top) * inverse + 22.9 > vec4(value));
     for (var is_any = any(is_kept); is_any; is_any = false) {
       let score = (logit - top) * inverse + gumbel(philox(vec4(i, position, 0u, 0u), seed));
 #for e in 0..4

@@ -8,6 +8,7 @@
 //! #if R > 1 && SG == 8    integer expressions over defines and loop variables
 //! #for r in 0..R          repeats its lines with r bound; may be nested
 //! #end                    ends #for
+//! #let U = R * 2          a name for a number, to the end of the block it stands in
 //! ```
 //!
 //! In all other lines `${expression}` is replaced by its value, also within names: `acc${r}_${c}`, `x[${r * 4 + 1}u]`.
@@ -149,6 +150,7 @@ enum Node<'a> {
     Text { line: u32, text: &'a str },
     Import { line: u32, name: &'a str },
     If { line: u32, condition: Condition<'a>, then: Vec<Node<'a>>, otherwise: Vec<Node<'a>> },
+    Let { line: u32, name: &'a str, value: &'a str },
     For { line: u32, variable: &'a str, from: &'a str, to: &'a str, body: Vec<Node<'a>> },
 }
 
@@ -191,6 +193,10 @@ impl<'a> Parser<'a> {
                 "ifndef" => nodes.push(self.condition(line, Condition::NotDefined(rest))?),
                 "if" => nodes.push(self.condition(line, Condition::Expression(rest))?),
                 "for" => nodes.push(self.repeat(line, rest)?),
+                "let" => {
+                    let (name, value) = rest.split_once('=').ok_or((line, "expected `#let name = value`".to_string()))?;
+                    nodes.push(Node::Let { line, name: name.trim(), value });
+                }
                 "else" => return Ok((nodes, Closer::Else, line)),
                 "endif" => return Ok((nodes, Closer::Endif, line)),
                 "end" => return Ok((nodes, Closer::End, line)),
@@ -245,24 +251,35 @@ impl Stitcher<'_> {
         self.emit(file_idx, &nodes)
     }
 
+    /// Emits a block; names bound in it end with it.
     fn emit(&mut self, file: u32, nodes: &[Node<'_>]) -> Result<(), ShaderError> {
-        for node in nodes {
-            match node {
-                Node::Text { line, text } => self.line(file, *line, text)?,
-                Node::Import { line, name } => self.import(file, *line, name)?,
-                Node::If { line, condition, then, otherwise } => {
-                    let taken = self.holds(condition).map_err(|m| self.error(file, *line, m))?;
-                    self.emit(file, if taken { then } else { otherwise })?;
-                }
-                Node::For { line, variable, from, to, body } => {
-                    let from = self.value(from).map_err(|m| self.error(file, *line, m))?;
-                    let to = self.value(to).map_err(|m| self.error(file, *line, m))?;
-                    for value in from..to {
-                        self.scope.push((variable.to_string(), value));
-                        let done = self.emit(file, body);
-                        self.scope.pop();
-                        done?;
-                    }
+        let depth = self.scope.len();
+        let done = nodes.iter().try_for_each(|node| self.emit_node(file, node));
+        self.scope.truncate(depth);
+        done
+    }
+
+    fn emit_node(&mut self, file: u32, node: &Node<'_>) -> Result<(), ShaderError> {
+
+        match node {
+            Node::Text { line, text } => self.line(file, *line, text)?,
+            Node::Import { line, name } => self.import(file, *line, name)?,
+            Node::If { line, condition, then, otherwise } => {
+                let taken = self.holds(condition).map_err(|m| self.error(file, *line, m))?;
+                self.emit(file, if taken { then } else { otherwise })?;
+            }
+            Node::Let { line, name, value } => {
+                let value = self.value(value).map_err(|m| self.error(file, *line, m))?;
+                self.scope.push((name.to_string(), value));
+            }
+            Node::For { line, variable, from, to, body } => {
+                let from = self.value(from).map_err(|m| self.error(file, *line, m))?;
+                let to = self.value(to).map_err(|m| self.error(file, *line, m))?;
+                for value in from..to {
+                    self.scope.push((variable.to_string(), value));
+                    let done = self.emit(file, body);
+                    self.scope.pop();
+                    done?;
                 }
             }
         }
@@ -351,6 +368,7 @@ mod tests {
         check("#for r in 0..R\nlet a${r} = ${r * 4}u;\n#end", "let a0 = 0u; let a1 = 4u;");
         check("#for r in 0..R\n#for c in r..R\nx${r}_${c}\n#end\n#end", "x0_0 x0_1 x1_1");
         check("#for r in 1..1\nx\n#end", "");
+        check("#for r in 0..R\n#let U = r * 3 + 1\n#for u in 0..U\nx${r}_${u}\n#end\n#end", "x0_0 x1_0 x1_1 x1_2 x1_3");
     }
 
     #[test]
@@ -375,6 +393,8 @@ mod tests {
         check_error("x\nx${Q}", "test.wgsl:2: `Q` is not defined");
         check_error("${1", "has no `}`");
         check_error("#elif", "unknown directive #elif");
+        check_error("#let U", "expected `#let name = value`");
+        check_error("#ifdef R\n#let U = 1\n#endif\n${U}", "test.wgsl:4: `U` is not defined");
         check_error("#for r in 0\n#end", "expected `#for name in from..to`");
         check_error("#for a in 0..1000\n#for b in 0..1000\nx\n#end\n#end", "unrolls to more than");
     }

@@ -16,10 +16,13 @@ macro_rules! sources {
 
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
+    "dot8"
     "grid"
+    "pairs"
     "philox"
     "softmax"
     "step"
+    "unpack"
 );
 
 /// One entry point each.
@@ -27,6 +30,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "attention"
     "fill"
     "logprobs"
+    "matmul_i8"
     "penalties"
     "rope_kv_write"
     "sample"

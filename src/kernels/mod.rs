@@ -67,11 +67,11 @@ impl Class {
         }
     }
 
-    /// `SUBGROUP SG=n`, or nothing.
+    /// `SUBGROUP SG=n`, or `SG=64`: lanes of a workgroup, and whether they are a subgroup.
     pub fn defines(self) -> Defines {
         match self {
             Class::Subgroup(size) => Defines::new().flag("SUBGROUP").set("SG", i64::from(size)),
-            Class::Floor => Defines::new(),
+            Class::Floor => Defines::new().set("SG", 64),
         }
     }
 }
