@@ -19,17 +19,24 @@ pub const SHARED: &[Source] = sources!("shared":
     "dot8"
     "grid"
     "pairs"
+    "philox"
     "quantise"
+    "softmax"
     "step"
     "unpack"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
+    "attention"
     "fill"
+    "logprobs"
     "matmul_i8"
+    "penalties"
     "quantize"
     "rms_norm"
+    "rope_kv_write"
+    "sample"
     "swiglu"
 );
 

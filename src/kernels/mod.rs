@@ -6,6 +6,12 @@
 //! | [`rms_norm`], [`swiglu`], [`quantize`] | the elementwise steps between matrix products |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
+//! | [`kv_layout`] | how K and V lie in the pool |
+//! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
+//! | [`attention`] | PagedAttention over the block tables |
+//! | [`penalties`] | repetition, presence and frequency penalties, biases |
+//! | [`sample`] | greedy or drawn token per logit row |
+//! | [`logprobs`] | log-probabilities for rows that ask |
 //!
 //! # Conventions
 //!
@@ -28,9 +34,15 @@
 use crate::gpu::{Defines, GpuCaps};
 
 pub mod activation;
+pub mod attention;
+pub mod kv_layout;
+pub mod logprobs;
 pub mod params;
+pub mod penalties;
 pub mod quantize;
 pub mod rms_norm;
+pub mod rope_kv_write;
+pub mod sample;
 pub mod step_meta;
 pub mod swiglu;
 
