@@ -20,7 +20,6 @@ pub const SHARED: &[Source] = sources!("shared":
     "grid"
     "pairs"
     "philox"
-    "quantise"
     "softmax"
     "step"
     "unpack"
@@ -33,11 +32,8 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "logprobs"
     "matmul_i8"
     "penalties"
-    "quantize"
-    "rms_norm"
     "rope_kv_write"
     "sample"
-    "swiglu"
 );
 
 /// The kernel file of this name.

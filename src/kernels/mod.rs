@@ -2,8 +2,6 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`activation`] | rows of f32 or i8 between kernels |
-//! | [`rms_norm`], [`swiglu`], [`quantize`] | the elementwise steps between matrix products |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
 //! | [`kv_layout`] | how K and V lie in the pool |
@@ -33,18 +31,14 @@
 
 use crate::gpu::{Defines, GpuCaps};
 
-pub mod activation;
 pub mod attention;
 pub mod kv_layout;
 pub mod logprobs;
 pub mod params;
 pub mod penalties;
-pub mod quantize;
-pub mod rms_norm;
 pub mod rope_kv_write;
 pub mod sample;
 pub mod step_meta;
-pub mod swiglu;
 
 pub use params::ParamArena;
 

@@ -3,17 +3,18 @@
 
 use super::super::LoadError;
 use super::ExecutorConfig;
+use super::activation::{Activation, Forms};
 use super::weights::{LayerWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
-use crate::kernels::activation::{Activation, Forms};
 use crate::kernels::attention::{self, Attention, RowKinds};
+use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::{KvFormat, KvLayout};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::matmul::{self, Matmul};
 use crate::kernels::penalties::Penalties;
-use crate::kernels::quantize::Quantize;
-use crate::kernels::rms_norm::{self, RmsNorm, Rows};
+use crate::kernels::norm::Norm;
+use crate::kernels::quantise::Quantise;
 use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
 use crate::kernels::sample::{self, Sample};
 use crate::kernels::swiglu::Swiglu;
@@ -34,16 +35,16 @@ pub struct StepShape {
 
 /// Bound kernels of one layer.
 struct Layer {
-    attn_norm: RmsNorm,
+    attn_norm: Vec<Norm>,
     qkv: Vec<Matmul>,
     rope: RopeKvWrite,
     attention: Attention,
     /// Where attention cannot quantise its own output.
-    quantize_attended: Option<Quantize>,
+    quantise_attended: Option<Quantise>,
     o: Matmul,
-    ffn_norm: RmsNorm,
+    ffn_norm: Vec<Norm>,
     gate_up: Vec<Matmul>,
-    swiglu: Swiglu,
+    swiglu: Vec<Swiglu>,
     down: Matmul,
 }
 
@@ -51,7 +52,7 @@ struct Layer {
 pub struct Forward {
     embed: Embed,
     layers: Vec<Layer>,
-    output_norm: RmsNorm,
+    output_norm: Vec<Norm>,
     head: Matmul,
     penalties: Penalties,
     sample: Sample,
@@ -105,7 +106,7 @@ impl Forward {
         let layers = (0..spec.num_layers as usize)
             .map(|l| b.layer(l, &weights.layers[l], &scratch, &table))
             .collect::<Result<_, _>>()?;
-        let embed = Embed::new(gpu, class, &mut b.arena, &weights.embedding, &b.meta, &scratch.x)?;
+        let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
         b.finish(weights, &scratch, embed, layers)
     }
 
@@ -114,17 +115,17 @@ impl Forward {
         let n = shape.num_tokens;
         self.embed.record(recording, n);
         for layer in &self.layers {
-            layer.attn_norm.record(recording, n);
+            layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
             layer.rope.record(recording, n);
             layer.attention.record(recording, n, shape.kinds);
-            if let Some(quantize) = &layer.quantize_attended {
-                quantize.record(recording, n);
+            if let Some(quantise) = &layer.quantise_attended {
+                quantise.record(recording, n);
             }
             layer.o.record(recording, n);
-            layer.ffn_norm.record(recording, n);
+            layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
             layer.gate_up.iter().for_each(|m| m.record(recording, n));
-            layer.swiglu.record(recording, n);
+            layer.swiglu.iter().for_each(|k| k.record(recording, n));
             layer.down.record(recording, n);
         }
         self.record_head(recording, shape, samples);
@@ -132,7 +133,7 @@ impl Forward {
 
     /// From the last hidden state of the step's logit rows to logits, and to tokens.
     pub fn record_head(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
-        self.output_norm.record(recording, shape.num_logits);
+        self.output_norm.iter().for_each(|k| k.record(recording, shape.num_logits));
         self.head.record(recording, shape.num_logits);
         if !samples {
             return;
@@ -148,7 +149,7 @@ impl Forward {
 
     /// One tiny dispatch of every pipeline, on zeroed metadata: drivers compile at the first dispatch.
     pub fn record_warm_up(&self, recording: &mut Recording) {
-        for tokens in matmul::WARM_UP_TOKENS {
+        for tokens in matmul::COLUMNS {
             let shape = StepShape {
                 num_tokens: tokens,
                 num_logits: tokens.min(self.max_logits),
@@ -258,23 +259,22 @@ impl Builder<'_> {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
         };
         Ok(Layer {
-            attn_norm: self.norm(&weights.attn_norm, scratch, &scratch.normed, Rows::Tokens)?,
+            attn_norm: self.norm(&weights.attn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
             rope: self.rope(weights, scratch, table, (&k_cache, &v_cache))?,
             attention: self.attention(l, scratch, (&k_cache, &v_cache))?,
-            quantize_attended: self.quantize_attended(scratch)?,
+            quantise_attended: self.quantise_attended(scratch)?,
             o: self.matmul(&weights.o, &scratch.attended, (&scratch.x, stride(hidden)), true)?,
-            ffn_norm: self.norm(&weights.ffn_norm, scratch, &scratch.normed, Rows::Tokens)?,
+            ffn_norm: self.norm(&weights.ffn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
             gate_up: matmuls(self, &weights.gate_up, &scratch.normed, &scratch.gate_up, 2 * stride(inner))?,
-            swiglu: Swiglu::new(
-                self.gpu,
-                self.class,
-                &mut self.arena,
-                inner,
-                &self.meta,
-                &scratch.gate_up,
-                &scratch.gated,
-            )?,
+            swiglu: scratch
+                .gated
+                .outputs()
+                .map(|y| {
+                    let shape = (inner, stride(inner), 2 * stride(inner));
+                    Swiglu::new(&mut self.context(), "swiglu", &scratch.gate_up, shape, y)
+                })
+                .collect::<Result<_, _>>()?,
             down: self.matmul(&weights.down, &scratch.gated, (&scratch.x, stride(hidden)), true)?,
         })
     }
@@ -284,11 +284,23 @@ impl Builder<'_> {
         gain: &Buffer,
         scratch: &Scratch,
         out: &Activation,
-        rows: Rows,
-    ) -> Result<RmsNorm, LoadError> {
-        let buffers = rms_norm::Buffers { step_meta: &self.meta, x: &scratch.x, gain: &gain.whole(), out };
-        let (size, eps) = (self.spec.hidden_size, self.spec.rms_eps);
-        Ok(RmsNorm::new(self.gpu, self.class, &mut self.arena, (size, eps, rows), &buffers)?)
+        rows: RowCount,
+    ) -> Result<Vec<Norm>, LoadError> {
+        let size = (self.spec.hidden_size, self.spec.rms_eps);
+        let norms = out.outputs().map(|y| {
+            Norm::new(&mut self.context(), "norm", &scratch.x, &gain.whole(), y, size, rows).map_err(LoadError::from)
+        });
+        norms.collect()
+    }
+
+    fn context(&mut self) -> KernelContext<'_> {
+        KernelContext {
+            gpu: self.gpu,
+            class: self.class,
+            params: &mut self.arena,
+            step_meta: &self.meta,
+            multiply_pairs: KernelContext::prefers_pairs(self.gpu),
+        }
     }
 
     fn matmul(
@@ -298,7 +310,7 @@ impl Builder<'_> {
         (y, y_stride): (&BufferSlice, u32),
         accumulate: bool,
     ) -> Result<Matmul, LoadError> {
-        self.matmul_of(&part.matrix, part.bias.as_ref(), x, (y, y_stride, part.y_offset), (accumulate, Rows::Tokens))
+        self.matmul_of(&part.matrix, part.bias.as_ref(), x, (y, y_stride, part.y_offset), (accumulate, RowCount::Tokens))
     }
 
     fn matmul_of(
@@ -307,21 +319,16 @@ impl Builder<'_> {
         bias: Option<&Buffer>,
         x: &Activation,
         (y, y_stride, y_offset): (&BufferSlice, u32, u32),
-        (accumulate, rows): (bool, Rows),
+        (accumulate, rows): (bool, RowCount),
     ) -> Result<Matmul, LoadError> {
         let bias = bias.map(Buffer::whole);
-        let spec = matmul::Spec {
-            step_meta: &self.meta,
-            x,
-            takes_i8: self.forms(matrix).i8,
-            y,
-            y_stride,
-            y_offset,
-            accumulate,
-            rows,
-            bias: bias.as_ref(),
+        let x = match (self.forms(matrix).i8, &x.i8, &x.f32) {
+            (true, Some(x), _) => Activations::I8(x),
+            (false, _, Some(x)) => Activations::F32(x),
+            _ => return Err(LoadError::Unsupported(format!("{}: activations in the wrong form", matrix.label))),
         };
-        Ok(Matmul::new(self.gpu, self.class, &mut self.arena, matrix, &spec)?)
+        let out = matmul::Output { slice: y, stride: y_stride, offset: y_offset, accumulate };
+        Ok(Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?)
     }
 
     fn rope(
@@ -355,11 +362,9 @@ impl Builder<'_> {
     ) -> Result<Attention, LoadError> {
         let shape = self.attention_shape(scratch.attended.f32.is_none());
         let params = self.arena.push(self.gpu, &shape.params(self.spec.windows[l]))?;
-        let f32_out = scratch.attended.f32.as_ref().map(Buffer::whole);
-        let i8_out = scratch.attended.i8.as_ref().map(|(q, s)| (q.whole(), s.whole()));
-        let out = match (&f32_out, &i8_out) {
+        let out = match (&scratch.attended.f32, &scratch.attended.i8) {
             (Some(out), _) => attention::Output::F32(out),
-            (None, Some((q, s))) => attention::Output::I8 { q, s },
+            (None, Some(rows)) => attention::Output::I8 { q: &rows.q, s: &rows.scales },
             (None, None) => return Err(LoadError::Unsupported("attention without an output".into())),
         };
         let buffers =
@@ -367,11 +372,10 @@ impl Builder<'_> {
         Ok(Attention::new(self.gpu, self.class, &shape, &buffers)?)
     }
 
-    fn quantize_attended(&mut self, scratch: &Scratch) -> Result<Option<Quantize>, LoadError> {
+    fn quantise_attended(&mut self, scratch: &Scratch) -> Result<Option<Quantise>, LoadError> {
         let (Some(x), Some(out)) = (&scratch.attended.f32, &scratch.attended.i8) else { return Ok(None) };
-        let size = self.spec.num_heads * self.spec.head_dim;
-        let (x, meta) = (x.whole(), self.meta.clone());
-        Ok(Some(Quantize::new(self.gpu, self.class, &mut self.arena, size, &meta, &x, out)?))
+        let elements = stride(self.spec.num_heads * self.spec.head_dim);
+        Ok(Some(Quantise::new(&mut self.context(), "quantise attended", x, elements, out)?))
     }
 
     /// Output norm, head, sampling.
@@ -408,8 +412,8 @@ impl Builder<'_> {
         Ok(Forward {
             embed,
             layers,
-            output_norm: self.norm(&weights.output_norm, scratch, &last, Rows::Logits)?,
-            head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, Rows::Logits))?,
+            output_norm: self.norm(&weights.output_norm, scratch, &last, RowCount::Logits)?,
+            head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
             penalties: Penalties::new(gpu, self.class, &meta, &logits_all, &params)?,
             sample: Sample::new(gpu, self.class, &meta, &logits_all, &sampled_all, &params)?,
             logprobs: Logprobs::new(gpu, self.class, &logprob_buffers)?,

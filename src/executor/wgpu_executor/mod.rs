@@ -5,6 +5,7 @@
 //! logits than the logits buffer holds run their head in several submits.
 //! It does not attempt to overlap steps yet.
 
+mod activation;
 mod forward;
 mod weights;
 
