@@ -379,7 +379,7 @@ pub(crate) fn split_of_name(path: &Path) -> Option<(String, u32, u32)> {
 }
 
 /// Opens a GGUF file and, when it is the first of a split model, the other parts beside it.
-fn open_parts(path: &Path) -> Result<Vec<GgufFile>, ModelError> {
+pub(crate) fn open_parts(path: &Path) -> Result<Vec<GgufFile>, ModelError> {
     let first = GgufFile::open(path)?;
     let count = first.u32("split.count")?.unwrap_or(1);
     if count <= 1 {
