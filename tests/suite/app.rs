@@ -1,1 +1,3 @@
 //! Tests: app.
+
+mod inspect;

@@ -1,0 +1,260 @@
+//! Inspect without a window: the model against a small engine, the workspace's states as accessibility-tree text, and
+//! the cost of a frame.
+
+#[path = "inspect_world.rs"]
+mod world;
+
+use egui::accesskit::Role;
+use egui_kittest::Harness;
+use egui_kittest::kittest::{NodeT, Queryable};
+use kvasir::app::inspect::map::BlockMap;
+use kvasir::app::inspect::{Cursor, InspectCommand, InspectModel, InspectView, Selection, inspect_ui, live_dock_ui};
+use kvasir::app::theme::{OwnerPalette, Theme};
+use kvasir::ids::{BlockId, RequestId};
+use kvasir::telemetry::BlockState;
+use proptest::prelude::*;
+use world::{Job, World, crowd, demo_jobs};
+
+fn palette() -> OwnerPalette {
+    let mut palette = OwnerPalette::default();
+    for owner in 11..=15 {
+        palette.open(owner);
+    }
+    for owner in 20..32 {
+        palette.open(owner);
+    }
+    palette
+}
+
+fn model_of(world: &World) -> InspectModel {
+    let mut model = InspectModel::default();
+    model.ingest(&world.telemetry, &palette());
+    model
+}
+
+fn demo_world(steps: u64) -> World {
+    let mut world = World::new(129, 256, demo_jobs());
+    world.run(steps);
+    world
+}
+
+/// The map agrees with the engine's own description, block by block.
+fn check_map(map: &BlockMap, world: &World) {
+    let snapshot = world.snapshot();
+    assert_eq!(map.cells().len(), snapshot.blocks.len());
+    for (i, (cell, info)) in map.cells().iter().zip(&snapshot.blocks).enumerate() {
+        assert_eq!((cell.state, cell.refs), (info.state, info.refs), "block {i} at step {}", map.step);
+        if info.state != BlockState::Free {
+            assert_eq!((cell.filled, cell.hash), (info.filled, info.hash), "block {i} at step {}", map.step);
+        }
+    }
+    assert_eq!(map.eviction_order(), snapshot.eviction_order);
+    for request in &snapshot.requests {
+        let table = map.tables().get(&request.id).cloned().unwrap_or_default();
+        assert_eq!(table, request.blocks, "table of request {}", request.id);
+    }
+    let counts = map.counts();
+    assert_eq!(*counts, map.recount());
+    assert_eq!(counts.total(), snapshot.kv.total);
+    assert_eq!((counts.used(), counts.shared, counts.saved), (snapshot.kv.used, snapshot.kv.shared, snapshot.kv.saved));
+}
+
+#[test]
+fn the_map_follows_the_engine_step_by_step() {
+    let mut world = World::new(97, 128, demo_jobs());
+    let mut model = InspectModel::default();
+    for _ in 0..700 {
+        world.step();
+        model.ingest(&world.telemetry, &palette());
+        check_map(model.map().unwrap(), &world);
+    }
+    assert_eq!(model.num_resyncs(), 0, "deltas alone were enough");
+    let record = |f: fn(&kvasir::telemetry::StepRecord) -> bool| {
+        model.history().range(0, usize::MAX).filter(|e| f(&e.record)).count()
+    };
+    assert!(record(|r| !r.preempted.is_empty()) > 0, "the world is small enough to preempt");
+    assert!(record(|r| r.kv.evicted_this_step > 0) > 0, "and to evict");
+}
+
+fn jobs() -> impl Strategy<Value = Vec<Job>> {
+    let job = (1..80u64, 0..4u64, 0..3u64, 0..4u32, 17..200u32, 1..60u32).prop_map(
+        |(arrive, owner, prefix, prefix_blocks, prompt, output)| Job {
+            arrive,
+            owner,
+            label: format!("owner {owner}"),
+            prefix,
+            prefix_blocks: prefix_blocks.min(prompt / 16),
+            prompt,
+            output,
+        },
+    );
+    proptest::collection::vec(job, 1..10)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn scrubbing_back_equals_keyframe_and_replay(jobs in jobs(), stops in proptest::collection::vec(1..400u64, 1..12)) {
+        let mut world = World::new(40, 64, jobs);
+        let mut model = InspectModel::default();
+        let mut maps = Vec::new();
+        for step in 1..=400u64 {
+            world.step();
+            if step % 7 == 0 || step == 400 {
+                model.ingest(&world.telemetry, &palette());
+            }
+            maps.push(BlockMap::from_snapshot(&world.snapshot()));
+        }
+        for step in stops {
+            model.apply(InspectCommand::GoToStep(step));
+            let map = model.map().expect("every step was recorded");
+            prop_assert_eq!(map, &model.history().map_at(step).unwrap());
+            prop_assert_eq!(map.counts(), maps[step as usize - 1].counts());
+            prop_assert_eq!(map.tables(), maps[step as usize - 1].tables());
+        }
+    }
+
+    #[test]
+    fn owner_counts_sum_to_the_pool(jobs in jobs(), steps in 1..300u64) {
+        let mut world = World::new(40, 64, jobs);
+        world.run(steps);
+        let model = model_of(&world);
+        let map = model.map().unwrap();
+        let owners = kvasir::app::inspect::views::legend::owner_counts(&model, map);
+        let exclusive: u32 = owners.iter().map(|(_, n)| n).sum();
+        let c = map.counts();
+        prop_assert_eq!(exclusive + c.shared + c.cached_idle + c.free, 39);
+    }
+}
+
+#[test]
+fn a_late_reader_starts_from_the_snapshot_and_says_what_is_missing() {
+    let mut world = World::new(65, 64, vec![Job { output: 6_000, ..demo_jobs()[0].clone() }]);
+    world.run(5_000);
+    let model = model_of(&world);
+    assert_eq!(model.history().num_not_shown(), 5_000 - 4_096);
+    check_map(model.map().unwrap(), &world);
+    assert!(model.history().map_at(2_000).is_none(), "what was never read is not invented");
+}
+
+#[test]
+fn a_gap_is_bridged_by_the_snapshot_only() {
+    let mut world = demo_world(100);
+    let mut model = model_of(&world);
+    world.telemetry.set_recording(false);
+    world.run(12);
+    world.telemetry.set_recording(true);
+    world.run(3);
+    model.ingest(&world.telemetry, &palette());
+    assert_eq!(model.history().num_not_shown(), 12);
+    check_map(model.map().unwrap(), &world);
+    model.apply(InspectCommand::GoToStep(100));
+    assert!(model.map().is_some());
+}
+
+#[test]
+fn another_engine_starts_a_new_history() {
+    let mut model = model_of(&demo_world(50));
+    model.apply(InspectCommand::Select(Selection::Request(RequestId(1))));
+    let other = World::new(33, 64, Vec::new());
+    model.ingest(&other.telemetry, &palette());
+    assert!(model.is_empty() && model.has_pool());
+    assert_eq!(model.selection(), None);
+}
+
+#[test]
+fn pausing_holds_the_step_while_the_engine_goes_on() {
+    let mut world = demo_world(120);
+    let mut model = model_of(&world);
+    model.apply(InspectCommand::Pause);
+    world.run(50);
+    model.ingest(&world.telemetry, &palette());
+    assert_eq!((model.cursor(), model.step()), (Cursor::Paused(120), Some(120)));
+    model.apply(InspectCommand::StepBy(-20));
+    assert_eq!(model.step(), Some(100));
+    model.apply(InspectCommand::StepBy(i64::MAX));
+    assert_eq!(model.step(), Some(170));
+    model.apply(InspectCommand::GoToFirst);
+    assert_eq!(model.step(), Some(1));
+    model.apply(InspectCommand::GoLive);
+    assert_eq!(model.step(), Some(170));
+    assert_eq!(model.apply(InspectCommand::RunDemo), Some(InspectCommand::RunDemo), "the window's to do");
+}
+
+// ---- the workspace -------------------------------------------------------------------------------------------------
+
+struct Screen {
+    model: InspectModel,
+    view: InspectView,
+    theme: Theme,
+    commands: Vec<InspectCommand>,
+    is_dock: bool,
+}
+
+fn harness(model: InspectModel, size: [f32; 2], is_dark: bool) -> Harness<'static, Screen> {
+    let theme = Theme::new(is_dark);
+    let screen = Screen { model, view: InspectView::default(), theme, commands: Vec::new(), is_dock: false };
+    let mut harness = Harness::builder().with_size(size).with_step_dt(1.0 / 30.0).wgpu().build_ui_state(
+        |ui, screen: &mut Screen| {
+            let mut commands = Vec::new();
+            if screen.is_dock {
+                screen.theme.panel_frame().show(ui, |ui| {
+                    live_dock_ui(ui, &screen.model, &screen.theme, &mut commands);
+                });
+            } else {
+                inspect_ui(ui, &mut screen.view, &screen.model, &screen.theme, &mut commands);
+            }
+            for command in commands {
+                screen.commands.push(command.clone());
+                screen.model.apply(command);
+            }
+        },
+        screen,
+    );
+    theme.apply(&harness.ctx);
+    harness.run_steps(4);
+    harness
+}
+
+/// What a screen reader finds, one line per node that has words.
+fn tree(harness: &Harness<'_, Screen>) -> String {
+    fn walk(node: &egui_kittest::Node<'_>, depth: usize, out: &mut String) {
+        let access = node.accesskit_node();
+        let label = access.label().filter(|l| !l.is_empty()).or_else(|| access.value());
+        let mut inner = depth;
+        if let Some(label) = label {
+            let role = format!("{:?}", access.role());
+            out.push_str(&format!("{}{role}: {label}\n", "  ".repeat(depth)));
+            inner += 1;
+        }
+        for child in node.children() {
+            walk(&child, inner, out);
+        }
+    }
+    let mut out = String::new();
+    for child in harness.root().children() {
+        walk(&child, 0, &mut out);
+    }
+    out
+}
+
+fn save(harness: &mut Harness<'_, Screen>, name: &str) {
+    if let Ok(dir) = std::env::var("INSPECT_PNG") {
+        harness.render().unwrap().save(format!("{dir}/{name}.png")).unwrap();
+    }
+}
+
+#[test]
+fn looks() {
+    for (size, s) in [([1396.0, 840.0], "wide"), ([916.0, 540.0], "small")] {
+        for dark in [true, false] {
+            let name = |state: &str| format!("{state}-{s}-{}", if dark { "dark" } else { "light" });
+            let mut h = harness(model_of(&demo_world(330)), size, dark);
+            save(&mut h, &name("running"));
+            h.state_mut().view.order = kvasir::app::inspect::views::block_map::BlockOrder::Tables;
+            h.run_steps(3);
+            save(&mut h, &name("tables"));
+        }
+    }
+}
