@@ -25,10 +25,13 @@
 
 use crate::gpu::{Defines, GpuCaps};
 
+pub mod pack;
 pub mod params;
 pub mod step_meta;
+pub mod weights;
 
 pub use params::ParamArena;
+pub use weights::{PackedMatrix, PackedSlice, WeightError};
 
 /// Activation rows are padded to this many elements; also the size of a quantisation group.
 pub const GROUP: u32 = 32;
