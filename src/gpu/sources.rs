@@ -19,14 +19,20 @@ pub const SHARED: &[Source] = sources!("shared":
     "dot8"
     "grid"
     "pairs"
+    "quantise"
     "step"
-    "unpack"
+    "weights"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
+    "embed"
     "fill"
+    "matmul_f32"
     "matmul_i8"
+    "norm"
+    "quantise"
+    "swiglu"
 );
 
 /// The kernel file of this name.

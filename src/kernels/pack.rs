@@ -115,16 +115,16 @@ impl Format {
     /// What kernels are compiled with for this type.
     pub fn defines(self) -> Defines {
         let names: &[&str] = match self.dtype {
-            DType::F16 => &["HALFS"],
-            DType::BF16 => &["BRAINS"],
-            DType::Q8_0 => &["BYTES", "SCALE_HALF"],
-            DType::Q4_0 => &["NIBBLES", "SCALE_HALF", "HAS_MINIMUM"],
-            DType::Q4_1 => &["NIBBLES", "SCALE_PAIR", "HAS_MINIMUM"],
-            DType::Q5_0 => &["NIBBLES", "FIFTHS", "SCALE_HALF", "HAS_MINIMUM"],
-            DType::Q5_1 => &["NIBBLES", "FIFTHS", "SCALE_PAIR", "HAS_MINIMUM"],
-            DType::Q4_K => &["NIBBLES", "SCALE_K", "HAS_MINIMUM"],
-            DType::Q5_K => &["NIBBLES", "FIFTHS", "SCALE_K", "HAS_MINIMUM"],
-            DType::Q6_K => &["NIBBLES", "SIXTHS"],
+            DType::F16 => &["TWO_BYTES"],
+            DType::BF16 => &["TWO_BYTES", "BRAINS"],
+            DType::Q8_0 => &["QUANTISED", "BYTES", "SCALE_HALF"],
+            DType::Q4_0 => &["QUANTISED", "SCALE_HALF", "HAS_MINIMUM"],
+            DType::Q4_1 => &["QUANTISED", "SCALE_PAIR", "HAS_MINIMUM"],
+            DType::Q5_0 => &["QUANTISED", "HAS_HIGH", "FIFTHS", "SCALE_HALF", "HAS_MINIMUM"],
+            DType::Q5_1 => &["QUANTISED", "HAS_HIGH", "FIFTHS", "SCALE_PAIR", "HAS_MINIMUM"],
+            DType::Q4_K => &["QUANTISED", "SCALE_K", "HAS_MINIMUM"],
+            DType::Q5_K => &["QUANTISED", "HAS_HIGH", "FIFTHS", "SCALE_K", "HAS_MINIMUM"],
+            DType::Q6_K => &["QUANTISED", "HAS_HIGH", "SIXTHS"],
             _ => &["FLOATS"],
         };
         let defines = names.iter().fold(Defines::new(), |d, name| d.flag(name));

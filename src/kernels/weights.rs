@@ -19,8 +19,8 @@ pub enum WeightError {
     #[error(transparent)]
     Gpu(#[from] GpuError),
     /// Not even 64 rows fit into a binding.
-    #[error("{label}: rows of {k} elements are too long for this adapter's bindings of {max_binding_bytes} bytes")]
-    RowTooLong { label: String, k: u32, max_binding_bytes: u64 },
+    #[error("{label}: rows of {k} elements are too long for this adapter's bindings of {max_plane_bytes} bytes")]
+    RowTooLong { label: String, k: u32, max_plane_bytes: u64 },
 }
 
 /// A matrix `[n, k]` on the GPU.
@@ -55,6 +55,20 @@ impl PackedMatrix {
         k: u32,
         parts: &[&[u8]],
     ) -> Result<PackedMatrix, WeightError> {
+        let max_plane_bytes = gpu.caps().max_binding_bytes;
+        PackedMatrix::upload_sliced(gpu, uploader, label, dtype, k, parts, max_plane_bytes)
+    }
+
+    /// As [`PackedMatrix::upload`], with slices whose planes have at most so many bytes.
+    pub fn upload_sliced(
+        gpu: &Gpu,
+        uploader: &mut Uploader<'_>,
+        label: &str,
+        dtype: DType,
+        k: u32,
+        parts: &[&[u8]],
+        max_plane_bytes: u64,
+    ) -> Result<PackedMatrix, WeightError> {
         let pack_error = |source| WeightError::Pack { label: label.into(), source };
         let format = Format::of(dtype).map_err(pack_error)?;
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
@@ -62,11 +76,8 @@ impl PackedMatrix {
             return Err(pack_error(PackError::PartialRow { dtype, k, bytes: part.len() }));
         }
         let rows: Vec<&[u8]> = parts.iter().flat_map(|p| p.chunks_exact(row_bytes)).collect();
-        let rows_per_slice = slice_rows(format.block_bytes(k), gpu).ok_or_else(|| WeightError::RowTooLong {
-            label: label.into(),
-            k,
-            max_binding_bytes: gpu.caps().max_binding_bytes,
-        })?;
+        let rows_per_slice = slice_rows(format.block_bytes(k), max_plane_bytes, gpu.caps().max_buffer_bytes)
+            .ok_or_else(|| WeightError::RowTooLong { label: label.into(), k, max_plane_bytes })?;
         let mut slices = Vec::new();
         for (i, rows) in rows.chunks(rows_per_slice as usize).enumerate() {
             let first_row = i as u32 * rows_per_slice;
@@ -82,10 +93,9 @@ impl PackedMatrix {
 }
 
 /// Rows of a slice whose planes fit a binding and, together, a buffer.
-fn slice_rows(block: PlaneBytes, gpu: &Gpu) -> Option<u32> {
-    let caps = gpu.caps();
-    let by_binding = caps.max_binding_bytes / block.q.max(block.h).max(block.s).max(1);
-    let by_buffer = caps.max_buffer_bytes.saturating_sub(3 * PLANE_ALIGN) / (block.q + block.h + block.s).max(1);
+fn slice_rows(block: PlaneBytes, max_plane_bytes: u64, max_buffer_bytes: u64) -> Option<u32> {
+    let by_binding = max_plane_bytes / block.q.max(block.h).max(block.s).max(1);
+    let by_buffer = max_buffer_bytes.saturating_sub(3 * PLANE_ALIGN) / (block.q + block.h + block.s).max(1);
     // Element indices within a plane must fit u32 with room to spare; no binding is larger than 2 GiB anyway.
     let blocks = by_binding.min(by_buffer).min(u64::from(u32::MAX / BLOCK_ROWS));
     (blocks > 0).then(|| blocks as u32 * BLOCK_ROWS)

@@ -2,3 +2,5 @@
 
 mod gpu;
 pub mod harness;
+mod matmul;
+mod rows;
