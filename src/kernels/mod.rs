@@ -41,6 +41,7 @@ pub mod params;
 pub mod quantise;
 pub mod step_meta;
 pub mod swiglu;
+pub mod variants;
 pub mod weights;
 
 pub use context::{Activations, KernelContext, QuantisedRows, RowCount, RowOutput};

@@ -211,20 +211,7 @@ pub fn random_weights(dtype: DType, n: usize, k: usize, random: &mut Random) -> 
     bytes
 }
 
-/// All types that kernels read.
-pub const WEIGHT_TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
+pub use kvasir::kernels::variants::WEIGHT_TYPES;
 
 /// Rows of `k` elements, each padded with zeros to `stride`.
 pub fn padded(rows: &[f32], k: usize, stride: usize) -> Vec<f32> {
