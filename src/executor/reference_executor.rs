@@ -4,9 +4,9 @@
 //! paged pool read through the block table. It does not attempt to be fast: it is for small models and tests.
 
 use crate::batch::{StepBatch, Want};
-use crate::executor::{ExecError, LoadError, Executor, StepHandle, StepOutput, StepStats};
-use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
+use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::TokenId;
+use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
 use crate::model::{Model, quant, rope};
 use crate::protocol::TokenLogprobs;
 use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
@@ -150,7 +150,8 @@ impl ReferenceExecutor {
         let d = spec.head_dim as usize;
         let kv_width = spec.num_kv_heads as usize * d;
         let row = batch.row_of_token[t] as usize;
-        let table = &batch.block_tables[batch.block_table_start[row] as usize..batch.block_table_start[row + 1] as usize];
+        let table =
+            &batch.block_tables[batch.block_table_start[row] as usize..batch.block_table_start[row + 1] as usize];
         let position = batch.positions[t];
         let first = spec.windows[l].map_or(0, |w| (position + 1).saturating_sub(w));
         let slot = |p: u32| table[(p / self.cfg.block_size) as usize] * self.cfg.block_size + p % self.cfg.block_size;

@@ -194,7 +194,8 @@ impl<'a> Parser<'a> {
                 "if" => nodes.push(self.condition(line, Condition::Expression(rest))?),
                 "for" => nodes.push(self.repeat(line, rest)?),
                 "let" => {
-                    let (name, value) = rest.split_once('=').ok_or((line, "expected `#let name = value`".to_string()))?;
+                    let (name, value) =
+                        rest.split_once('=').ok_or((line, "expected `#let name = value`".to_string()))?;
                     nodes.push(Node::Let { line, name: name.trim(), value });
                 }
                 "else" => return Ok((nodes, Closer::Else, line)),
@@ -260,7 +261,6 @@ impl Stitcher<'_> {
     }
 
     fn emit_node(&mut self, file: u32, node: &Node<'_>) -> Result<(), ShaderError> {
-
         match node {
             Node::Text { line, text } => self.line(file, *line, text)?,
             Node::Import { line, name } => self.import(file, *line, name)?,
