@@ -4,8 +4,8 @@
 //
 // Nothing is sorted: cuts are found by radix selection over order-preserving keys, 11 + 11 + 10 bits, with a histogram
 // in workgroup memory. Histograms hold integers (counts for top-k, probabilities in fixed point for top-p), so sums do
-// not depend on the order of lanes. Loops that run once or never stand for branches: some software drivers execute
-// both sides of an `if`.
+// not depend on the order of lanes. The quads (four logits) that can matter are listed first, if they are few; all
+// passes then walk the list.
 //
 // Grid: num_logits workgroups.
 #import grid
@@ -24,6 +24,8 @@ struct Params {
 
 const BINS: u32 = 2048u;
 const LOWEST: f32 = -3.4e38;
+/// Quads that the list holds.
+const LISTED: u32 = 1024u;
 
 var<workgroup> bins: array<atomic<u32>, BINS>;
 var<workgroup> lane_f: array<f32, ${WG}>;
@@ -31,6 +33,9 @@ var<workgroup> lane_u: array<u32, ${WG}>;
 var<workgroup> chosen: vec2<u32>; // (bin, amount above it)
 var<workgroup> worst: atomic<u32>; // largest magnitude bits of the row
 var<workgroup> mass: atomic<u32>; // kept weights together, fixed point
+var<workgroup> listed: array<u32, LISTED>; // quads that hold a candidate
+var<workgroup> num_listed: atomic<u32>; // may exceed LISTED: then the list is not used
+var<workgroup> num_candidates: atomic<u32>; // tokens
 var<workgroup> lowest_key: atomic<u32>; // smallest of the largest logits of all lanes' shares
 
 /// The larger value; on ties the lower token.
@@ -136,6 +141,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     atomicStore(&worst, 0u);
     atomicStore(&mass, 0u);
     atomicStore(&lowest_key, 0xffffffffu);
+    atomicStore(&num_listed, 0u);
+    atomicStore(&num_candidates, 0u);
   }
   workgroupBarrier();
 
@@ -186,49 +193,73 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let is_drawn = temperature > 0.0 && !is_faulty;
   let inverse = 1.0 / max(temperature, 1e-30);
   let drawn_quads = select(0u, num_quads, is_drawn);
-
-  // Top-k: the key of the k-th largest logit. Each share holds a logit at or above the smallest of their maxima, so for
-  // a k up to their number nothing below that matters.
   let top_k = sampling_word(at, 1u);
-  let count_passes = select(0u, 3u, is_drawn && top_k > 0u && top_k < params.vocab);
-  let count_floor = select(LOWEST, share_floor, top_k <= ${8 * WG}u);
+  let top_p = bitcast<f32>(sampling_word(at, 2u));
+  let has_top_k = is_drawn && top_k > 0u && top_k < params.vocab;
+  let has_top_p = is_drawn && top_p < 1.0;
+
+  // Candidates. Gumbels lie between -3.2 and 22.9, so nothing further below the largest logit wins a draw, and its
+  // weight is 0 in fixed point. Each share holds a logit at or above the smallest of the shares' maxima, so for a k up
+  // to their number nothing below that is among the k largest.
+  var candidate_floor = top - 26.2 * temperature;
+  candidate_floor = max(candidate_floor, select(LOWEST, share_floor, has_top_k && top_k <= ${8 * WG}u));
+  for (var i = lane; i < select(0u, num_quads, has_top_k || has_top_p); i += ${WG}u) {
+    // Look for the next quad that counts, then work: some software drivers execute an `if` whatever its condition.
+    var counts = vec4(false);
+    for (; i < drawn_quads; i += ${WG}u) {
+      counts = inside(i) & (bitcast<vec4<f32>>(quad(source, i)) >= vec4(candidate_floor));
+      if any(counts) {
+        break;
+      }
+    }
+    if i < drawn_quads {
+      let ones = select(vec4(0u), vec4(1u), counts);
+      atomicAdd(&num_candidates, ones.x + ones.y + ones.z + ones.w);
+      let place = atomicAdd(&num_listed, 1u);
+      if place < LISTED {
+        listed[place] = i;
+      }
+    }
+  }
+  workgroupBarrier();
+  let list_length = atomicLoad(&num_listed);
+  let has_list = (has_top_k || has_top_p) && list_length <= LISTED;
+  let work = select(drawn_quads, list_length, has_list);
+
+  // Top-k: the key of the k-th largest candidate.
+  let count_work = select(0u, work, has_top_k);
+  let count_passes = select(0u, 3u, has_top_k);
   var cut_key = 0u;
-  var wanted = top_k;
+  var wanted = min(top_k, atomicLoad(&num_candidates));
   for (var pass_idx = 0u; pass_idx < count_passes; pass_idx++) {
     clear_bins(lane);
     let shift = digit_shift(pass_idx);
     let known = known_bits(pass_idx);
-    for (var i = lane; i < drawn_quads; i += ${WG}u) {
+    for (var j = lane; j < count_work; j += ${WG}u) {
+      let i = select(j, listed[min(j, LISTED - 1u)], has_list);
       let bits = quad(source, i);
-      let counts = inside(i) & (bitcast<vec4<f32>>(bits) >= vec4(count_floor));
-      for (var is_any = any(counts); is_any; is_any = false) {
+      let counts = inside(i) & (bitcast<vec4<f32>>(bits) >= vec4(candidate_floor));
 #for e in 0..4
-        let key_${e} = key_of(bits[${e}]);
-        if counts[${e}] && (key_${e} & known) == cut_key {
-          atomicAdd(&bins[(key_${e} & ~known) >> shift], 1u);
-        }
-#end
+      let key_${e} = key_of(bits[${e}]);
+      if counts[${e}] && (key_${e} & known) == cut_key {
+        atomicAdd(&bins[(key_${e} & ~known) >> shift], 1u);
       }
+#end
     }
     choose_bin(lane, wanted);
     cut_key |= chosen.x << shift;
     wanted -= chosen.y;
   }
-  var cut = select(LOWEST, bitcast<f32>(bits_of_key(cut_key)), count_passes > 0u);
+  var cut = select(candidate_floor, bitcast<f32>(bits_of_key(cut_key)), has_top_k);
 
   // Top-p: weights relative to the largest, first as floats for the scale of the fixed point, then as integers.
-  let top_p = bitcast<f32>(sampling_word(at, 2u));
-  let mass_passes = select(0u, 3u, is_drawn && top_p < 1.0);
-  let mass_quads = select(0u, num_quads, mass_passes > 0u);
-  // Below this a weight is 0 in fixed point.
-  let mass_floor = max(cut, top - 22.2 * temperature);
+  let mass_work = select(0u, work, has_top_p);
+  let mass_passes = select(0u, 3u, has_top_p);
   var sum4 = vec4(0.0);
-  for (var i = lane; i < mass_quads; i += ${WG}u) {
-    let value = bitcast<vec4<f32>>(quad(source, i));
-    let weighs = inside(i) & (value >= vec4(mass_floor));
-    for (var is_any = any(weighs); is_any; is_any = false) {
-      sum4 += select(vec4(0.0), exp(min((value - top) * inverse, vec4(0.0))), weighs);
-    }
+  for (var j = lane; j < mass_work; j += ${WG}u) {
+    let i = select(j, listed[min(j, LISTED - 1u)], has_list);
+    let logit = bitcast<vec4<f32>>(quad(source, i));
+    sum4 += select(vec4(0.0), exp(min((logit - top) * inverse, vec4(0.0))), inside(i) & (logit >= vec4(cut)));
   }
   lane_f[lane] = sum4.x + sum4.y + sum4.z + sum4.w;
   reduce_sum(lane);
@@ -240,20 +271,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let shift = digit_shift(pass_idx);
     let known = known_bits(pass_idx);
     var lane_mass = 0u;
-    for (var i = lane; i < mass_quads; i += ${WG}u) {
+    for (var j = lane; j < mass_work; j += ${WG}u) {
+      let i = select(j, listed[min(j, LISTED - 1u)], has_list);
       let bits = quad(source, i);
-      let value = bitcast<vec4<f32>>(bits);
-      let weighs = inside(i) & (value >= vec4(mass_floor));
-      for (var is_any = any(weighs); is_any; is_any = false) {
-        let weight = vec4<u32>(exp(min((value - top) * inverse, vec4(0.0))) * scale + 0.5);
+      let logit = bitcast<vec4<f32>>(bits);
+      let weighs = inside(i) & (logit >= vec4(cut));
+      let weight = vec4<u32>(exp(min((logit - top) * inverse, vec4(0.0))) * scale + 0.5);
 #for e in 0..4
-        let key_${e} = key_of(bits[${e}]);
-        if weighs[${e}] && (key_${e} & known) == mass_key {
-          atomicAdd(&bins[(key_${e} & ~known) >> shift], weight[${e}]);
-          lane_mass += weight[${e}];
-        }
-#end
+      let key_${e} = key_of(bits[${e}]);
+      if weighs[${e}] && (key_${e} & known) == mass_key {
+        atomicAdd(&bins[(key_${e} & ~known) >> shift], weight[${e}]);
+        lane_mass += weight[${e}];
       }
+#end
     }
     for (var is_first = pass_idx == 0u; is_first; is_first = false) {
       atomicAdd(&mass, lane_mass);
@@ -265,7 +295,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     mass_key |= chosen.x << shift;
     wanted -= chosen.y;
   }
-  cut = select(cut, bitcast<f32>(bits_of_key(mass_key)), mass_passes > 0u);
+  cut = select(cut, bitcast<f32>(bits_of_key(mass_key)), has_top_p);
 
   let min_p = bitcast<f32>(sampling_word(at, 3u));
   cut = max(cut, select(LOWEST, top + temperature * log(max(min_p, 1e-37)), min_p > 0.0));
@@ -276,18 +306,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let position = sampling_word(at, 9u);
   value = LOWEST;
   token = top_token;
-  for (var i = lane; i < drawn_quads; i += ${WG}u) {
-    let logit = bitcast<vec4<f32>>(quad(source, i));
-    // No gumbel is above 22.9: what cannot win any more is left out.
-    let is_kept = inside(i) & (logit >= vec4(cut)) & ((logit - top) * inverse + 22.9 > vec4(value));
-    for (var is_any = any(is_kept); is_any; is_any = false) {
-      let score = (logit - top) * inverse + gumbel(philox(vec4(i, position, 0u, 0u), seed));
-#for e in 0..4
-      let wins_${e} = is_kept[${e}] && score[${e}] > value;
-      value = select(value, score[${e}], wins_${e});
-      token = select(token, i * 4u + ${e}u, wins_${e});
-#end
+  for (var j = lane; j < work; j += ${WG}u) {
+    var i = 0u;
+    var logit = vec4(0.0);
+    var is_kept = vec4(false);
+    for (; j < work; j += ${WG}u) {
+      i = select(j, listed[min(j, LISTED - 1u)], has_list);
+      logit = bitcast<vec4<f32>>(quad(source, i));
+      is_kept = inside(i) & (logit >= vec4(cut)) & ((logit - top) * inverse + 22.9 > vec4(value));
+      if any(is_kept) {
+        break;
+      }
     }
+    let score = (logit - top) * inverse + gumbel(philox(vec4(i, position, 0u, 0u), seed));
+#for e in 0..4
+    let wins_${e} = j < work && is_kept[${e}] && is_better(score[${e}], i * 4u + ${e}u, value, token);
+    value = select(value, score[${e}], wins_${e});
+    token = select(token, i * 4u + ${e}u, wins_${e});
+#end
   }
   lane_f[lane] = value;
   lane_u[lane] = token;
