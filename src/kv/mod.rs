@@ -63,7 +63,8 @@ pub enum BlockEvent {
     Evict { block: BlockId },
     /// Nobody holds it and nothing is kept.
     Free { block: BlockId },
-    /// Full, committed and now findable by prefix.
+    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
 }
 
