@@ -348,30 +348,54 @@ fn a_preemption_is_told_with_beneficiary_and_loss_and_nothing_is_admitted_beside
 
 #[test]
 fn a_step_that_never_ran_leaves_the_state_as_before() {
-    // The step that fails preempts, evicts and takes blocks.
-    let mut engine = Engine::new(6, limits(2));
-    engine.add(9, &prompt(5, 7), 1);
-    engine.run_to_end();
-    engine.add(1, &prompt(8, 0), 12);
-    engine.add(2, &prompt(7, 1), 12);
-    let (mut preempted, mut evicted, mut admitted) = (0, 0, 0);
-    while engine.scheduler.has_work() {
-        let before = engine.scheduler.state();
-        engine.scheduler.drain_block_events();
-        let plan = engine.plan();
-        preempted += plan.preempted.len();
-        admitted += plan.admitted.len();
-        evicted += engine.scheduler.kv().counts().evicted_this_step;
-        engine.executor.inject(Fault::Launch(ExecError::OutOfMemory("test".into())));
-        engine.executor.launch(&engine.batch).expect_err("injected");
-        engine.scheduler.release(&plan);
-        assert_eq!(engine.scheduler.state(), before);
-        assert_eq!(engine.scheduler.drain_block_events().count(), 0, "what never happened is not told");
-        engine.step();
+    let mut tried = Tried::default();
+    // The third ends just after the fourth gave way to it, which then comes back protected behind the others.
+    let max_tokens = [40, 38, 14, 20];
+    for num_usable in 13..24 {
+        for max_preemptions in [1, 2, 1_000] {
+            let mut engine = Engine::new(num_usable, SchedulerConfig { max_preemptions, ..limits(4) });
+            engine.add(9, &prompt(5, 7), 1);
+            engine.run_to_end();
+            let prompts = [8, 7, 5, 9].map(|len| prompt(len, len));
+            for (id, prompt) in (1..).zip(&prompts) {
+                engine.add(id, prompt, max_tokens[id as usize - 1]);
+            }
+            while engine.scheduler.has_work() {
+                fail_one_step(&mut engine, &mut tried);
+                engine.step();
+            }
+            for (id, prompt) in (1..).zip(&prompts) {
+                assert_eq!(engine.output[&id], alone(prompt, max_tokens[id as usize - 1] as usize));
+            }
+        }
     }
-    assert!(preempted > 0 && evicted > 0 && admitted > 2, "{preempted} {evicted} {admitted}");
-    assert_eq!(engine.output[&1], alone(&prompt(8, 0), 12));
-    assert_eq!(engine.output[&2], alone(&prompt(7, 1), 12));
+    assert!(tried.preempted > 0 && tried.evicted > 0 && tried.admitted > 0, "{tried:?}");
+    assert!(tried.not_last > 0, "a protected request behind the victim: {tried:?}");
+}
+
+/// What the steps that failed had decided.
+#[derive(Debug, Default)]
+struct Tried {
+    preempted: usize,
+    not_last: usize,
+    evicted: u32,
+    admitted: usize,
+}
+
+fn fail_one_step(engine: &mut Engine, tried: &mut Tried) {
+    let before = engine.scheduler.state();
+    let last = engine.scheduler.running().last().map(|seq| seq.id());
+    engine.scheduler.drain_block_events();
+    let plan = engine.plan();
+    tried.preempted += plan.preempted.len();
+    tried.not_last += usize::from(plan.preempted.first().is_some_and(|p| Some(p.victim) != last));
+    tried.admitted += plan.admitted.len();
+    tried.evicted += engine.scheduler.kv().counts().evicted_this_step;
+    engine.executor.inject(Fault::Launch(ExecError::OutOfMemory("test".into())));
+    engine.executor.launch(&engine.batch).expect_err("injected");
+    engine.scheduler.release(&plan);
+    assert_eq!(engine.scheduler.state(), before);
+    assert_eq!(engine.scheduler.drain_block_events().count(), 0, "what never happened is not told");
 }
 
 #[test]
