@@ -106,6 +106,11 @@ fn raw_string_len(rest: &[u8]) -> Option<usize> {
     Some(hashes + 1 + len)
 }
 
+/// True for files that are test modules of their own: `tests.rs` or in a folder `tests`.
+pub fn is_test_file(path: &str) -> bool {
+    path.ends_with("/tests.rs") || path.starts_with("tests/") || path.contains("/tests/")
+}
+
 /// Lines (from 0) of items under `#[cfg(test)]`.
 pub fn test_lines(code: &str) -> Vec<Range<usize>> {
     let lines: Vec<&str> = code.lines().collect();
