@@ -68,9 +68,15 @@ const NOT_FOR_DECIDING: [&str; 9] =
     ["wgpu", "tokio", "axum", "egui", "eframe", "std::time", "std::env", "rand::", "thread_rng"];
 
 /// (modules, words, files that are exempt with the reason beside them).
-const ABSENT: [(&[&str], &[&str], &[&str]); 5] = [
+const ABSENT: [(&[&str], &[&str], &[&str]); 6] = [
     // The hub part of `model` downloads: it waits, and reads where the user's cache is.
     (&DECIDING, &NOT_FOR_DECIDING, &["src/model/hub.rs", "src/model/hub/"]),
+    // Settings have one origin: config (and the command line, which reads where models may be).
+    (
+        &["memory", "gpu", "kernels", "executor", "engine", "sim", "server", "app"],
+        &["env::var", "env::var_os", "env::vars", "env::args"],
+        &[],
+    ),
     (&["gpu"], &["TokenId", "tokenizer", "vocab"], &[]),
     (&["kernels"], &["RequestId", "OwnerTag"], &[]),
     (&["app", "server"], &["Scheduler", "KvCache", "dyn Executor", "impl Executor"], &[]),

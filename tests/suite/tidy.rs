@@ -24,7 +24,7 @@ type Fault = (usize, String);
 
 type Rule = fn(&File) -> Vec<Fault>;
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     files_are_short,
     functions_are_short,
     nothing_is_left_open,
@@ -35,6 +35,7 @@ const RULES: [Rule; 10] = [
     no_machine_paths,
     no_registry_hosts,
     modules_say_what_they_are,
+    colours_come_from_the_theme,
 ];
 
 pub fn root() -> &'static Path {
@@ -248,6 +249,16 @@ fn modules_say_what_they_are(file: &File) -> Vec<Fault> {
     is_silent.then(|| (1, "the file does not start with a //! line".to_owned())).into_iter().collect()
 }
 
+fn colours_come_from_the_theme(file: &File) -> Vec<Fault> {
+    if !file.path.starts_with("src/app/") || file.path == "src/app/theme.rs" {
+        return Vec::new();
+    }
+    let code = source::code_of(&file.text);
+    let marks = ["Color32::from_rgb", "Color32::from_gray", "Color32::from_black", "Color32::from_white"];
+    let faults = marks.into_iter().flat_map(|mark| lines_with(&code, mark, "a colour by number outside theme.rs"));
+    outside_tests(file, faults.collect())
+}
+
 /// Runs one rule over one text; the lines of its faults.
 fn lines_of(rule: Rule, path: &str, text: &str) -> Vec<usize> {
     let file = File { path: path.to_owned(), text: text.to_owned() };
@@ -258,7 +269,7 @@ fn lines_of(rule: Rule, path: &str, text: &str) -> Vec<usize> {
 fn rules_find_what_they_forbid() {
     let long_file = "x\n".repeat(MAX_FILE_LINES + 1);
     let long_function = format!("// one\nfn f() {{\n{}}}\n", "    g();\n".repeat(MAX_FUNCTION_LINES));
-    let table: [(Rule, &str, &str, &[usize]); 24] = [
+    let table: [(Rule, &str, &str, &[usize]); 26] = [
         (files_are_short, "src/a.rs", &long_file, &[1]),
         (files_are_short, "README.md", &long_file, &[]),
         (functions_are_short, "src/a.rs", &long_function, &[2]),
@@ -283,6 +294,8 @@ fn rules_find_what_they_forbid() {
         (modules_say_what_they_are, "src/a.rs", "use x;", &[1]),
         (modules_say_what_they_are, "src/a.rs", "//! Words.\nuse x;", &[]),
         (modules_say_what_they_are, "tests/suite/a.rs", "use x;", &[]),
+        (colours_come_from_the_theme, "src/app/views/a.rs", "let c = Color32::from_rgb(1, 2, 3);", &[1]),
+        (colours_come_from_the_theme, "src/app/theme.rs", "let c = Color32::from_gray(3);", &[]),
     ];
     for (i, (rule, path, text, expected)) in table.into_iter().enumerate() {
         assert_eq!(lines_of(rule, path, text), expected, "example {i}: {path}: {text:.60}");
