@@ -56,7 +56,9 @@ pub fn legend_ui(ui: &mut Ui, filter: &mut Option<BlockFilter>, model: &InspectM
             }
             let owners = owner_counts(model, map);
             let room = full_width - (ui.cursor().left() - left) - owners.len() as f32 * 60.0;
-            let width = (room / owners.len().max(1) as f32).clamp(36.0, 150.0);
+            // Where names would be cut to nothing, the line scrolls instead.
+            let share = room / owners.len().max(1) as f32;
+            let width = if share < 48.0 { 96.0 } else { share.min(150.0) };
             for (owner, n) in owners {
                 let icon = Icon::Owner(theme.owner_color(owner.hue));
                 chip(ui, theme, icon, (&owner.label, width), n, BlockFilter::Owner(owner.id), filter);

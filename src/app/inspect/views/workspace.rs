@@ -221,6 +221,7 @@ fn blocks_card(
             },
             |ui| {
                 blocks_controls(ui, view, model, theme);
+                ui.add_space(space::M);
                 ui.add(egui::Label::new(small(totals_words(model, map), theme.text_weak)).truncate());
             },
         );
