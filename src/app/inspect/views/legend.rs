@@ -141,16 +141,11 @@ fn paint_icon(ui: &Ui, theme: &Theme, icon: Icon, rect: Rect) {
     quads.paint(ui.painter());
 }
 
-/// Totals beside the picture: "5 shared blocks save 12 blocks = 6 MiB".
+/// Totals beside the picture: "110 of 128 blocks used · sharing saves 18 blocks = 9 MiB".
 pub fn totals_words(model: &InspectModel, map: &BlockMap) -> String {
     let counts = map.counts();
     let total = u64::from(counts.total());
-    let mut out = format!(
-        "{} of {} used ({})",
-        format::count(u64::from(counts.used())),
-        format::counted(total, "block"),
-        format::percent(u64::from(counts.used()), total)
-    );
+    let mut out = format!("{} of {} used", format::count(u64::from(counts.used())), format::counted(total, "block"),);
     if counts.saved > 0 {
         let saved = u64::from(counts.saved);
         let bytes = saved * model.snapshot().kv_bytes_per_block;
