@@ -304,7 +304,7 @@ impl World {
     }
 
     fn commit(&mut self) {
-        let end_us = self.now_us;
+        let end_us = self.now_us + 15_000;
         for row in self.record.rows.clone() {
             let idx = self.running.iter().position(|r| r.id == row.request).expect("rows are of running requests");
             let before = self.running[idx].computed;

@@ -9,6 +9,9 @@ use crate::telemetry::BlockState;
 use egui::{Color32, Pos2, Rect, pos2, vec2};
 use rustc_hash::FxHashMap;
 
+/// How much of the owner's colour the empty part of a tail has.
+const PALE: f32 = 0.28;
+
 /// What the legend can single out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockFilter {
@@ -156,7 +159,7 @@ impl<'a> Inks<'a> {
     }
 
     fn dimmed(&self, color: Color32) -> Color32 {
-        mix(self.theme.bg_sunken, color, 0.22)
+        mix(self.theme.bg_sunken, color, 0.3)
     }
 
     /// The colour of a bin: the owner of most of its blocks, as strong as it is full.
@@ -206,28 +209,47 @@ impl<'a> Inks<'a> {
                 let color = self.used(cell);
                 let color = dim(self, color);
                 self.used_shape(quads, rect, cell, color);
+                if cell.refs >= 2 {
+                    let mark = dim(self, self.theme.text_strong);
+                    notch(quads, rect, mark, self.theme.bg_sunken);
+                }
             }
         }
     }
 
+    /// Where the id of a used block stands and in which colour: in the middle, or above what fills a tail.
+    pub fn label_of_used(&mut self, rect: Rect, cell: &Cell) -> (Pos2, Color32) {
+        let color = self.used(cell);
+        if self.fill(cell) >= 0.65 {
+            return (rect.center(), self.theme.text_on(color));
+        }
+        let pale = mix(self.theme.bg_sunken, color, PALE);
+        (pos2(rect.center().x, rect.top() + rect.height() * 0.3), self.theme.text_on(pale))
+    }
+
+    /// How full a block is, 0 to 1.
+    fn fill(&self, cell: &Cell) -> f32 {
+        if cell.hash.is_some() { 1.0 } else { (cell.filled as f32 / self.block_size).clamp(0.0, 1.0) }
+    }
+
     fn used_shape(&self, quads: &mut Quads, rect: Rect, cell: &Cell, color: Color32) {
-        let fill = (cell.filled as f32 / self.block_size).clamp(0.0, 1.0);
-        if fill >= 1.0 || cell.hash.is_some() {
+        let fill = self.fill(cell);
+        if fill >= 1.0 {
             quads.rect(rect, color);
         } else {
             // A tail: filled from below to its fraction, the rest a pale ground.
-            quads.rect(rect, mix(self.theme.bg_sunken, color, 0.28));
+            quads.rect(rect, mix(self.theme.bg_sunken, color, PALE));
             let top = (rect.bottom() - rect.height() * fill.max(0.08)).round();
             quads.rect(Rect::from_min_max(pos2(rect.left(), top), rect.max), color);
         }
-        if cell.refs >= 2 {
-            let s = (rect.width() * 0.42).max(4.0);
-            let corner = rect.right_top();
-            let points: [Pos2; 3] = [corner, corner - vec2(s, 0.0), corner + vec2(0.0, s)];
-            quads.triangle(points, self.theme.bg_sunken);
-            let s = s - 2.0;
-            let points: [Pos2; 3] = [corner, corner - vec2(s, 0.0), corner + vec2(0.0, s)];
-            quads.triangle(points, self.theme.text_strong);
-        }
+    }
+}
+
+/// The corner that says "shared", with a gap to what it stands on.
+fn notch(quads: &mut Quads, rect: Rect, mark: Color32, gap: Color32) {
+    let corner = rect.right_top();
+    let side = (rect.width() * 0.42).max(4.0);
+    for (side, color) in [(side, gap), (side - 2.0, mark)] {
+        quads.triangle([corner, corner - vec2(side, 0.0), corner + vec2(0.0, side)], color);
     }
 }

@@ -76,7 +76,7 @@ fn paint_lanes(ui: &Ui, plot: &Plot<'_>, top: f32, shown: &[RequestId]) {
             let Some(&lane) = lane_of.get(&request) else { return };
             let y = top + (lane as f32 + 0.5) * LANE;
             phase(&mut quads, plot, x, y, cell.phase, colors[lane]);
-            push_marks(&mut marks, pos2(x + plot.column / 2.0, y), cell);
+            push_marks(&mut marks, pos2(x, y), plot.column, cell);
         });
     }
     quads.paint(ui.painter());
@@ -99,8 +99,14 @@ fn phase(quads: &mut Quads, plot: &Plot<'_>, x: f32, y: f32, phase: Option<LaneP
     quads.rect(Rect::from_min_max(pos2(x, y - half), pos2(x + width, y + half)), color);
 }
 
-fn push_marks(marks: &mut Vec<(Mark, egui::Pos2)>, at: egui::Pos2, cell: LaneCell) {
-    for (on, mark) in [(cell.is_hit, Mark::Hit), (cell.is_preempted, Mark::Preempt), (cell.is_finished, Mark::Finish)] {
+/// A hit stands before its chunk, the others in their column.
+fn push_marks(marks: &mut Vec<(Mark, egui::Pos2)>, at: egui::Pos2, column: f32, cell: LaneCell) {
+    let middle = at + vec2(column / 2.0, 0.0);
+    for (on, mark, at) in [
+        (cell.is_hit, Mark::Hit, at - vec2(6.0, 0.0)),
+        (cell.is_preempted, Mark::Preempt, middle),
+        (cell.is_finished, Mark::Finish, middle),
+    ] {
         if on {
             marks.push((mark, at));
         }

@@ -35,26 +35,33 @@ pub fn owner_counts(model: &InspectModel, map: &BlockMap) -> Vec<(Owner, u32)> {
 /// The legend, one line that scrolls sideways when there are many owners.
 pub fn legend_ui(ui: &mut Ui, filter: &mut Option<BlockFilter>, model: &InspectModel, map: &BlockMap, theme: &Theme) {
     let counts = map.counts();
+    let full_width = ui.available_width();
     ScrollArea::horizontal().id_salt("legend").auto_shrink([false, true]).show(ui, |ui| {
         ui.horizontal(|ui| {
             ui.spacing_mut().item_spacing.x = space::XS;
+            let left = ui.cursor().left();
             let fixed = [
                 (Icon::Shared, "shared", counts.shared, BlockFilter::Shared),
                 (Icon::CachedIdle, "cached", counts.cached_idle, BlockFilter::CachedIdle),
                 (Icon::Free, "free", counts.free, BlockFilter::Free),
             ];
             for (icon, label, n, value) in fixed {
-                chip(ui, theme, icon, label, n, value, filter);
-            }
-            for (owner, n) in owner_counts(model, map) {
-                let icon = Icon::Owner(theme.owner_color(owner.hue));
-                chip(ui, theme, icon, &owner.label, n, BlockFilter::Owner(owner.id), filter);
+                chip(ui, theme, icon, (label, f32::INFINITY), n, value, filter);
             }
             for (icon, label) in [(Icon::Tail, "partly filled"), (Icon::Evicted, "just evicted")] {
                 let (rect, _) = ui.allocate_exact_size(vec2(14.0, 20.0), Sense::hover());
                 paint_icon(ui, theme, icon, Rect::from_center_size(rect.center(), vec2(11.0, 11.0)));
                 ui.label(small(label, theme.text_weak));
                 ui.add_space(space::XS);
+            }
+            let owners = owner_counts(model, map);
+            let room = full_width - (ui.cursor().left() - left) - owners.len() as f32 * 60.0;
+            // Where names would be cut to nothing, the line scrolls instead.
+            let share = room / owners.len().max(1) as f32;
+            let width = if share < 48.0 { 96.0 } else { share.min(150.0) };
+            for (owner, n) in owners {
+                let icon = Icon::Owner(theme.owner_color(owner.hue));
+                chip(ui, theme, icon, (&owner.label, width), n, BlockFilter::Owner(owner.id), filter);
             }
         });
     });
@@ -64,18 +71,13 @@ fn chip(
     ui: &mut Ui,
     theme: &Theme,
     icon: Icon,
-    label: &str,
+    (label, width): (&str, f32),
     n: u32,
     value: BlockFilter,
     filter: &mut Option<BlockFilter>,
 ) {
     let is_on = *filter == Some(value);
-    let short: String = if label.chars().count() > 22 {
-        label.chars().take(21).chain(std::iter::once('…')).collect()
-    } else {
-        label.to_owned()
-    };
-    let response = chip_button(ui, theme, icon, &short, &format::count(u64::from(n)), is_on);
+    let response = chip_button(ui, theme, icon, (label, width), &format::count(u64::from(n)), is_on);
     let words = format!("Show only {label}: {}", format::counted(u64::from(n), "block"));
     response.widget_info(|| WidgetInfo::selected(Role::Button, true, is_on, &words));
     if response.on_hover_text(words.as_str()).clicked() {
@@ -83,9 +85,20 @@ fn chip(
     }
 }
 
-fn chip_button(ui: &mut Ui, theme: &Theme, icon: Icon, label: &str, count: &str, is_on: bool) -> Response {
-    let layout = |text: &str, color| ui.painter().layout_no_wrap(text.to_owned(), super::paint::small_font(), color);
-    let (label, count) = (layout(label, theme.text), layout(count, theme.text_weak));
+fn chip_button(
+    ui: &mut Ui,
+    theme: &Theme,
+    icon: Icon,
+    (label, width): (&str, f32),
+    count: &str,
+    is_on: bool,
+) -> Response {
+    let layout = |text: &str, width: f32, color| {
+        let mut job = egui::text::LayoutJob::simple_singleline(text.to_owned(), super::paint::small_font(), color);
+        job.wrap = egui::text::TextWrapping::truncate_at_width(width);
+        ui.painter().layout_job(job)
+    };
+    let (label, count) = (layout(label, width, theme.text), layout(count, f32::INFINITY, theme.text_weak));
     let size = vec2(26.0 + label.size().x + 5.0 + count.size().x + 6.0, 22.0);
     let (rect, response) = ui.allocate_exact_size(size, Sense::click());
     let fill = match (is_on, response.hovered()) {
@@ -128,16 +141,11 @@ fn paint_icon(ui: &Ui, theme: &Theme, icon: Icon, rect: Rect) {
     quads.paint(ui.painter());
 }
 
-/// Totals beside the picture: "5 shared blocks save 12 blocks = 6 MiB".
+/// Totals beside the picture: "110 of 128 blocks used · sharing saves 18 blocks = 9 MiB".
 pub fn totals_words(model: &InspectModel, map: &BlockMap) -> String {
     let counts = map.counts();
     let total = u64::from(counts.total());
-    let mut out = format!(
-        "{} of {} used ({})",
-        format::count(u64::from(counts.used())),
-        format::counted(total, "block"),
-        format::percent(u64::from(counts.used()), total)
-    );
+    let mut out = format!("{} of {} used", format::count(u64::from(counts.used())), format::counted(total, "block"),);
     if counts.saved > 0 {
         let saved = u64::from(counts.saved);
         let bytes = saved * model.snapshot().kv_bytes_per_block;

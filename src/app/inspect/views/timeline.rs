@@ -144,8 +144,7 @@ fn bars_ui(ui: &mut Ui, plot: &Plot<'_>, rect: Rect, commands: &mut Vec<InspectC
     let mut quads = Quads::default();
     for (idx, entry) in plot.entries() {
         let x = plot.x_of(idx);
-        let width = if plot.column >= 4.0 { plot.column - 1.0 } else { plot.column };
-        let column = Rect::from_min_max(pos2(x, area.top()), pos2(x + width, area.bottom()));
+        let column = Rect::from_min_max(pos2(x, area.top()), pos2(x + plot.column, area.bottom()));
         bar(&mut quads, plot, column, &entry.record, max);
         if entry.gap_before > 0 {
             let line = Rect::from_min_size(pos2(x - 1.0, area.top()), vec2(1.5, area.height()));
@@ -160,22 +159,27 @@ fn bars_ui(ui: &mut Ui, plot: &Plot<'_>, rect: Rect, commands: &mut Vec<InspectC
 fn bar(quads: &mut Quads, plot: &Plot<'_>, column: Rect, record: &StepRecord, max: u32) {
     let scale = column.height() / max as f32;
     let mut bottom = column.bottom();
+    // Decodes run through, chunks stand apart.
+    let apart = if plot.column >= 4.0 { 1.0 } else { 0.0 };
     let mut part = |request, num_tokens: u32, min: f32, age: u64| {
         let plain = plot.theme.owner_color(plot.model.hue_of(request));
         let height = (num_tokens as f32 * scale).max(min);
         let top = (bottom - height).max(column.top());
+        let gap = if age == 0 { apart } else { 0.0 };
         quads.rect(
-            Rect::from_min_max(pos2(column.left(), top), pos2(column.right(), bottom)),
+            Rect::from_min_max(pos2(column.left(), top), pos2(column.right() - gap, bottom)),
             plot.theme.with_recency(plain, age),
         );
         bottom = top;
     };
-    // Small parts stay visible beside a large chunk.
+    // Small parts stay visible beside a large chunk, all of them together within a few points.
+    let num_decode = record.num_decode();
+    let num_chunks = record.rows.len() as u32 - num_decode;
     for row in record.rows.iter().filter(|r| r.kind == RowKind::Decode) {
-        part(row.request, row.num_tokens, 1.5, u64::MAX);
+        part(row.request, row.num_tokens, (8.0 / num_decode as f32).min(1.5), u64::MAX);
     }
     for row in record.rows.iter().filter(|r| r.kind != RowKind::Decode) {
-        part(row.request, row.num_tokens, 3.0, 0);
+        part(row.request, row.num_tokens, (9.0 / num_chunks as f32).min(3.0), 0);
     }
 }
 
@@ -193,21 +197,19 @@ fn axis(ui: &Ui, plot: &Plot<'_>, area: Rect, max: u32) {
         let at = pos2(area.left() - 6.0, y.clamp(area.top() + 2.0, area.bottom() - 5.0));
         painter.text(at, Align2::RIGHT_CENTER, format::count(u64::from(value)), small_font(), theme.text_weak);
     }
-    let title = pos2(area.left() - GUTTER, area.center().y);
+    let title = pos2(area.left() - GUTTER, area.center().y - 7.0);
     text_clipped(painter, title, Align2::LEFT_CENTER, "tokens/step", GUTTER - 36.0, theme.text_weak);
     let budget = plot.model.entry().map_or(0, |e| e.record.budget);
     if budget == 0 {
         return;
     }
     let label = format!("budget {}", format::count(u64::from(budget)));
+    let at = title + vec2(0.0, 14.0);
+    text_clipped(painter, at, Align2::LEFT_CENTER, &label, GUTTER - 36.0, theme.text_weak);
     if budget <= max {
         let y = area.bottom() - budget as f32 / max as f32 * area.height();
         let line = [pos2(area.left(), y), pos2(area.right(), y)];
         painter.extend(Shape::dashed_line(&line, Stroke::new(1.0, theme.text_weak), 4.0, 4.0));
-        painter.text(pos2(area.left() + 4.0, y + 1.0), Align2::LEFT_TOP, label, small_font(), theme.text_weak);
-    } else {
-        let at = area.left_top() + vec2(4.0, 1.0);
-        painter.text(at, Align2::LEFT_TOP, format!("{label}, above this axis"), small_font(), theme.text_weak);
     }
 }
 
