@@ -180,7 +180,8 @@ impl Theme {
     /// `color` itself, so that contrast never falls below the owner's own.
     pub fn with_recency(&self, color: Color32, age: u64) -> Color32 {
         let fresh = 1.0 - age.min(RECENT_STEPS) as f32 / RECENT_STEPS as f32;
-        mix(color, self.text_strong, 0.45 * fresh * fresh)
+        let most = if self.is_dark { 0.42 } else { 0.32 };
+        mix(color, self.text_strong, most * fresh * fresh)
     }
 
     /// A quiet fill of `color` for chips and rows, on the panel.

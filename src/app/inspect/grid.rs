@@ -35,7 +35,7 @@ const fn single(cell: u32) -> Level {
 }
 
 /// From far to near.
-pub const LEVELS: [Level; 22] = [
+pub const LEVELS: [Level; 23] = [
     bins(256),
     bins(128),
     bins(64),
@@ -57,11 +57,12 @@ pub const LEVELS: [Level; 22] = [
     single(20),
     single(26),
     single(32),
+    single(36),
     single(40),
 ];
 
 /// The nearest level that "fit" chooses: cells larger than this look like buttons.
-const MAX_FIT_CELL: u32 = 26;
+const MAX_FIT_CELL: u32 = 40;
 
 impl Level {
     pub fn lod(self) -> Lod {

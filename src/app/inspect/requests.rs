@@ -142,6 +142,8 @@ impl RequestBook {
 
     fn touch(&mut self, request: RequestId, step: u64) -> &mut RequestLog {
         let log = self.logs.entry(request).or_insert_with(|| RequestLog { first_step: step, ..RequestLog::default() });
+        // A snapshot may have named it before the records of its first steps were read.
+        log.first_step = log.first_step.min(step);
         log.last_step = log.last_step.max(step);
         log
     }
@@ -149,8 +151,9 @@ impl RequestBook {
     /// Takes in names and facts that records do not carry.
     pub fn note_snapshot(&mut self, snapshot: &EngineSnapshot) {
         for info in &snapshot.requests {
-            let log = self.touch(info.id, snapshot.step);
-            fill_in(log, info);
+            // Not `touch`: a request that ended is named by snapshots for long, which is not part of its life.
+            let first = || RequestLog { first_step: snapshot.step, last_step: snapshot.step, ..RequestLog::default() };
+            fill_in(self.logs.entry(info.id).or_insert_with(first), info);
         }
     }
 

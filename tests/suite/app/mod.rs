@@ -1,5 +1,6 @@
 //! The app without a window: egui_kittest drives it on the real engine with simulated execution.
 
+mod inspect;
 mod looks;
 
 use egui_kittest::Harness;
