@@ -1,42 +1,34 @@
-// Quantisation of activations: 32 values become signed bytes with one scale.
+// Groups of 32 f32 to signed bytes: scale = max |x| / 127, q = round(x / scale).
 
 struct QuantisedGroup {
-  low: vec4<u32>,  // elements 0..16
-  high: vec4<u32>, // elements 16..32
-  scale: vec2<f32>, // (scale, scale * sum of q)
+  low: vec4<u32>,     // elements 0..16
+  high: vec4<u32>,    // elements 16..32
+  scales: vec2<f32>,  // (scale, scale * sum of q)
 }
 
-fn largest_of(v: vec4<f32>) -> f32 {
+fn largest(v: vec4<f32>) -> f32 {
   let a = abs(v);
   return max(max(a.x, a.y), max(a.z, a.w));
 }
 
-fn rounded(v: vec4<f32>, inverse: f32) -> vec4<i32> {
-  return vec4<i32>(round(v * inverse));
+fn rounded(v: vec4<f32>, inverse: f32) -> u32 {
+  return pack4xI8(vec4<i32>(round(v * inverse)));
 }
 
-fn sum_of(v: vec4<i32>) -> i32 {
-  return v.x + v.y + v.z + v.w;
-}
-
-/// Symmetric: scale = max |x| / 127. A group of zeros has scale 0.
-fn quantise(
+fn quantise_group(
   v0: vec4<f32>, v1: vec4<f32>, v2: vec4<f32>, v3: vec4<f32>,
   v4: vec4<f32>, v5: vec4<f32>, v6: vec4<f32>, v7: vec4<f32>,
 ) -> QuantisedGroup {
-  let largest = max(
-    max(max(largest_of(v0), largest_of(v1)), max(largest_of(v2), largest_of(v3))),
-    max(max(largest_of(v4), largest_of(v5)), max(largest_of(v6), largest_of(v7))),
-  );
-  let scale = largest / 127.0;
-  let inverse = select(0.0, 127.0 / largest, largest > 0.0);
-#for i in 0..8
-  let q${i} = rounded(v${i}, inverse);
-#end
-  let sum = sum_of(q0) + sum_of(q1) + sum_of(q2) + sum_of(q3) + sum_of(q4) + sum_of(q5) + sum_of(q6) + sum_of(q7);
-  var out: QuantisedGroup;
-  out.low = vec4<u32>(pack4xI8(q0), pack4xI8(q1), pack4xI8(q2), pack4xI8(q3));
-  out.high = vec4<u32>(pack4xI8(q4), pack4xI8(q5), pack4xI8(q6), pack4xI8(q7));
-  out.scale = vec2<f32>(scale, scale * f32(sum));
-  return out;
+  let low_max = max(max(largest(v0), largest(v1)), max(largest(v2), largest(v3)));
+  let high_max = max(max(largest(v4), largest(v5)), max(largest(v6), largest(v7)));
+  let group_max = max(low_max, high_max);
+  // A group of zeros stays zero; the smallest normal number keeps the quotient finite.
+  let inverse = select(0.0, 127.0 / group_max, group_max > 1.2e-38);
+  let low = vec4(rounded(v0, inverse), rounded(v1, inverse), rounded(v2, inverse), rounded(v3, inverse));
+  let high = vec4(rounded(v4, inverse), rounded(v5, inverse), rounded(v6, inverse), rounded(v7, inverse));
+  let ones = 0x01010101u;
+  let sum = dot4I8Packed(low.x, ones) + dot4I8Packed(low.y, ones) + dot4I8Packed(low.z, ones) + dot4I8Packed(low.w, ones)
+    + dot4I8Packed(high.x, ones) + dot4I8Packed(high.y, ones) + dot4I8Packed(high.z, ones) + dot4I8Packed(high.w, ones);
+  let scale = group_max / 127.0;
+  return QuantisedGroup(low, high, vec2(scale, scale * f32(sum)));
 }

@@ -36,7 +36,8 @@ impl LogitsPlan {
     }
 
     pub fn needs(&self, prompts: &[Vec<TokenId>], block_size: u32) -> LogitsNeeds {
-        let blocks = prompts.iter().map(|p| (p.len() as u32).div_ceil(block_size));
+        // One more token than the prompt has, so that the pool holds the context that is asked for.
+        let blocks = prompts.iter().map(|p| (p.len() as u32 + 1).div_ceil(block_size));
         if self.is_batched {
             LogitsNeeds { num_blocks: 1 + blocks.sum::<u32>(), num_rows: prompts.len().max(1) as u32 }
         } else {

@@ -1,72 +1,67 @@
-//! `swiglu`: the gated activation of llama's feed-forward block (Shazeer, arXiv 2002.05202).
+//! `swiglu`: silu(gate) * up (Shazeer, 2020, arXiv 2002.05202) from the fused product of both, as f32 or quantised.
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::activation::{Activation, Forms};
-use super::{Class, GROUP, ParamArena, stride};
-use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
+use super::context::{KernelContext, RowOutput};
+use super::{Class, GROUP, stride};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
-/// Mirrors `Params` of swiglu.wgsl and quantize.wgsl.
+/// Mirrors `Params` of swiglu.wgsl.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Params {
-    pub groups: u32,
+    pub k: u32,
+    pub x_stride: u32,
+    pub up_offset: u32,
+    pub y_stride: u32,
 }
 
-pub(super) fn lanes(class: Class) -> u32 {
-    match class {
-        Class::Subgroup(lanes) => lanes,
-        Class::Floor => 64,
-    }
-}
-
-/// The file and defines, for compiling ahead.
-pub fn kernel(class: Class, forms: Forms) -> (&'static str, Defines) {
-    ("swiglu", forms.defines(Defines::new().set("WG", i64::from(lanes(class)))))
-}
-
-/// The kernel with its buffers.
-#[derive(Clone, Debug)]
+/// The product with its buffers bound.
+#[derive(Debug)]
 pub struct Swiglu {
+    label: String,
     bound: Arc<Bound>,
     groups: u32,
     lanes: u32,
 }
 
+/// The defines of one variant.
+pub fn defines(class: Class, is_quantised: bool) -> Defines {
+    if is_quantised { class.defines().flag("I8") } else { class.defines() }
+}
+
 impl Swiglu {
-    /// `gate_up` is f32 `[num_tokens, 2, stride(size)]`, padding zero; `out` has rows of `size`.
+    /// Reads gate at element 0 and up at `up_offset` of rows of `x_stride` elements; both have `k` elements. `k`,
+    /// `up_offset` and `x_stride` must be multiples of 4. Writes rows of `stride(k)`.
     pub fn new(
-        gpu: &Gpu,
-        class: Class,
-        arena: &mut ParamArena,
-        size: u32,
-        step_meta: &BufferSlice,
-        gate_up: &BufferSlice,
-        out: &Activation,
+        ctx: &mut KernelContext<'_>,
+        label: &str,
+        x: &BufferSlice,
+        (k, up_offset, x_stride): (u32, u32, u32),
+        y: RowOutput<'_>,
     ) -> Result<Swiglu, GpuError> {
-        let groups = stride(size) / GROUP;
-        let params = arena.push(gpu, &Params { groups })?;
-        let (name, defines) = kernel(class, out.forms());
-        let outputs = out.outputs();
-        let mut bindings = vec![("step_meta", step_meta), ("gate_up", gate_up), ("params", &params)];
-        bindings.extend(outputs.iter().map(|(name, slice)| (*name, slice)));
-        Ok(Swiglu { bound: gpu.bind(&gpu.kernel(name, &defines)?, &bindings)?, groups, lanes: lanes(class) })
+        if !(k | up_offset | x_stride).is_multiple_of(4) {
+            let message = format!("{k}, {up_offset} and {x_stride} are not all multiples of 4");
+            return Err(GpuError::Validation { what: label.into(), message });
+        }
+        let params = ctx.params.push(ctx.gpu, &Params { k, x_stride, up_offset, y_stride: stride(k) })?;
+        let kernel = ctx.gpu.kernel("swiglu", &defines(ctx.class, matches!(y, RowOutput::I8(_))))?;
+        let mut bindings = vec![("step_meta", ctx.step_meta), ("x", x), ("params", &params)];
+        bindings.extend(y.bindings());
+        let bound = ctx.gpu.bind(&kernel, &bindings)?;
+        Ok(Swiglu { label: label.into(), bound, groups: stride(k) / GROUP, lanes: ctx.class.lanes() })
     }
 
-    pub fn record(&self, recording: &mut Recording, num_tokens: u32) {
-        recording.dispatch("swiglu", &self.bound, (num_tokens * self.groups).div_ceil(self.lanes));
+    /// Records it for `m` tokens.
+    pub fn record(&self, recording: &mut Recording, m: u32) {
+        recording.dispatch(self.label.clone(), &self.bound, (m * self.groups).div_ceil(self.lanes));
     }
 }
 
-/// One row in f64.
-pub fn reference(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    gate.iter()
-        .zip(up)
-        .map(|(&g, &u)| {
-            let g = f64::from(g);
-            (g / (1.0 + (-g).exp()) * f64::from(u)) as f32
-        })
-        .collect()
+/// One element.
+pub fn reference(gate: f32, up: f32) -> f32 {
+    let gate = f64::from(gate);
+    (gate / (1.0 + (-gate).exp()) * f64::from(up)) as f32
 }

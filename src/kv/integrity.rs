@@ -12,6 +12,7 @@ pub struct HeldTable<'a> {
     pub tokens: &'a [TokenId],
     /// Positions whose K and V are valid.
     pub num_computed: u32,
+    pub salt: u64,
 }
 
 impl KvCache {
@@ -78,8 +79,10 @@ impl KvCache {
         }
         if is_published {
             let range = start as usize..(start + size) as usize;
-            if held.tokens.get(range) != Some(self.prefix.tokens_of(id)) {
-                return Err(format!("invariant 8: block {id} is published with other tokens than request {owner} has"));
+            if held.tokens.get(range) != Some(self.prefix.tokens_of(id)) || held.salt != self.prefix.salt_of(id) {
+                return Err(format!(
+                    "invariant 8: block {id} is published with other tokens or salt than request {owner} has"
+                ));
             }
         }
         Ok(())

@@ -63,7 +63,8 @@ pub enum BlockEvent {
     Evict { block: BlockId },
     /// Nobody holds it and nothing is kept.
     Free { block: BlockId },
-    /// Full, committed and now findable by prefix.
+    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
 }
 
@@ -207,14 +208,13 @@ impl KvCache {
     }
 
     /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
-    pub fn attach(&mut self, table: &mut BlockTable, chain: &mut PrefixChain, query_tokens: u32) {
+    pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
         assert_eq!(table.num_blocks(), 0, "a prefix is attached to an empty table");
         for (logical, &block) in self.hit.iter().enumerate() {
             self.pool.hold(block);
             table.push(block);
             self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
         }
-        self.prefix.adopt(chain, &self.hit);
         let hit_tokens = self.hit.len() as u32 * self.config.block_size;
         table.raise_slots(hit_tokens);
         self.pool.header.query_tokens += u64::from(query_tokens);
@@ -293,7 +293,7 @@ impl KvCache {
         if first == end {
             return;
         }
-        // A parent that was evicted (an equal block of another sequence) is published again from this table.
+        // A parent that this sequence found, or whose equal was evicted, is looked for and published first.
         let mut start = first;
         while start > 0 && !self.prefix.is_findable(chain, start - 1) {
             start -= 1;

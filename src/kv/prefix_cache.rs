@@ -123,13 +123,6 @@ impl PrefixCache {
         }
     }
 
-    /// Notes in the chain that these blocks hold its first parts.
-    pub fn adopt(&self, chain: &mut PrefixChain, hit: &[BlockId]) {
-        for (link, block) in chain.links.iter_mut().zip(hit) {
-            link.publication = self.publications[block.idx()].number;
-        }
-    }
-
     /// True when the publication that the chain knows for block `i` can still be found.
     pub fn is_findable(&self, chain: &PrefixChain, i: usize) -> bool {
         let link = chain.links[i];
@@ -171,6 +164,10 @@ impl PrefixCache {
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
         self.publications[block.idx()].hash
+    }
+
+    pub fn salt_of(&self, block: BlockId) -> u64 {
+        self.publications[block.idx()].salt
     }
 
     pub fn tokens_of(&self, block: BlockId) -> &[TokenId] {

@@ -16,6 +16,7 @@ pub mod files;
 pub mod gguf;
 pub mod gguf_types;
 pub mod hub;
+pub mod inspect;
 pub mod quant;
 pub mod rope;
 pub mod safetensors;

@@ -11,6 +11,7 @@ impl Scheduler {
             table: &seq.table,
             tokens: &seq.tokens,
             num_computed: seq.num_computed,
+            salt: seq.cache_salt,
         });
         self.kv.check_integrity(held)?;
         self.check_partition()?;
@@ -39,13 +40,13 @@ impl Scheduler {
         if !plan.preempted.is_empty() && !plan.admitted.is_empty() {
             return Err(format!("step {} admits beside a preemption", plan.step));
         }
-        let mut is_planned = vec![false; self.seqs.len()];
+        let mut is_planned = vec![false; self.config.max_num_seqs as usize];
         for row in &plan.rows {
             let Some(seq) = self.get(row.request) else {
                 return Err(format!("invariant 13: request {} is planned, but not live", row.request));
             };
-            if std::mem::replace(&mut is_planned[row.seq as usize], true) {
-                return Err(format!("invariant 10: request {} has two rows", row.request));
+            if std::mem::replace(&mut is_planned[row.slot.idx()], true) {
+                return Err(format!("invariant 10: the slot of request {} has two rows", row.request));
             }
             let in_order =
                 seq.status == SeqStatus::Running && seq.slot == Some(row.slot) && seq.num_computed == row.from;

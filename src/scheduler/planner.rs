@@ -66,6 +66,11 @@ impl Scheduler {
             let seq = self.seqs[row.seq as usize].as_mut().expect("planned rows are live");
             seq.num_pending = u32::from(row.wants_logits);
         }
+        assert_eq!(
+            draft.plan.num_tokens() + draft.budget_left,
+            budget,
+            "invariant 16: the budget of an unscheduled row is given back"
+        );
         self.verify_plan(&draft.plan);
         draft.plan
     }
@@ -214,7 +219,7 @@ impl Scheduler {
     fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
         self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
-        self.kv.attach(&mut seq.table, &mut seq.chain, query_tokens);
+        self.kv.attach(&mut seq.table, query_tokens);
         let cached_tokens = seq.table.slots();
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);

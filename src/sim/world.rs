@@ -45,7 +45,7 @@ impl World {
         let scheduler = SchedulerConfig {
             max_num_seqs,
             max_tokens_per_step: max_num_seqs + rng.range(0, 24),
-            max_model_len: rng.range(8, capacity + 8),
+            max_model_len: if rng.percent(70) { capacity + rng.range(0, 8) } else { rng.range(12, capacity + 8) },
             max_waiting: if rng.percent(10) { 3 } else { 1000 },
             long_prefill_cap: if rng.percent(50) { 1000 } else { rng.range(1, 9) },
             watermark_blocks: if rng.percent(50) { 0 } else { rng.range(1, 3) },
@@ -65,8 +65,8 @@ impl World {
         };
         let prefixes: Vec<Vec<TokenId>> = (0..3).map(|_| world.prefix(rng)).collect();
         let mut arrives_at = 0;
-        for id in 0..rng.range(2, 14) {
-            arrives_at += if rng.percent(50) { 0 } else { u64::from(rng.range(0, 12)) };
+        for id in 0..rng.range(2, 18) {
+            arrives_at += if rng.percent(50) { 0 } else { u64::from(rng.range(0, 10)) };
             let new = world.sequence(RequestId(u64::from(id) + 1), &prefixes, rng);
             let stop_string =
                 rng.percent(20).then(|| StopString { after_tokens: rng.range(1, 10), in_flight: rng.percent(50) });
@@ -77,7 +77,7 @@ impl World {
 
     /// At a block boundary, or one beside it, half of the time.
     fn prefix(&self, rng: &mut Rng) -> Vec<TokenId> {
-        let blocks = rng.range(1, 4) * self.kv.block_size;
+        let blocks = rng.range(1, (self.kv.num_blocks / 3).min(4)) * self.kv.block_size;
         let len = if rng.percent(50) { blocks + rng.range(0, 2) - 1 } else { rng.range(1, blocks) };
         (0..len).map(|_| rng.range(0, self.vocab_size - 1)).collect()
     }
@@ -87,7 +87,8 @@ impl World {
         let suffix = if rng.percent(15) { 0 } else { rng.range(1, 12) };
         prompt.extend((0..suffix).map(|_| rng.range(0, self.vocab_size - 1)));
         let least = u32::from(rng.percent(95));
-        let max_tokens = if rng.percent(85) { Some(rng.range(least, 24)) } else { None };
+        let most = if rng.percent(90) { (self.kv.num_blocks * self.kv.block_size / 2).min(40) } else { 60 };
+        let max_tokens = if rng.percent(85) { Some(rng.range(least, most)) } else { None };
         let stop_token_ids = (0..rng.range(0, 2)).map(|_| rng.range(0, self.vocab_size - 1)).collect();
         NewSequence {
             id,

@@ -121,7 +121,7 @@ fn load_spm(mut vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
     let special = types.iter().enumerate().filter(|(_, t)| t.is_added());
     let ids = special.map(|(id, _)| (vocab.tokens[id].clone(), id as TokenId)).collect();
     let added = added_tokens(&vocab, &types, &bpe(ids, Vec::new(), false)?)?;
-    let spm = Spm::new(&vocab.tokens, std::mem::take(&mut vocab.scores), vocab.unk);
+    let spm = Box::new(Spm::new(&vocab.tokens, std::mem::take(&mut vocab.scores), vocab.unk));
     Ok(assemble(Encoder::GgufSpm { spm, add_space_prefix, ends }, added, table, named))
 }
 
@@ -252,4 +252,61 @@ fn splitter(pre: &PreType) -> Result<Sequence, TokenizerError> {
     }
     steps.push(ByteLevel::new(false, false, false).into());
     Ok(Sequence::new(steps))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_expressions_of_every_splitting_rule_are_valid() {
+        let names = [
+            "default",
+            "llama-bpe",
+            "dbrx",
+            "gpt-2",
+            "smollm",
+            "qwen2",
+            "qwen35",
+            "deepseek-coder",
+            "deepseek-v3",
+            "falcon",
+            "bloom",
+            "viking",
+            "tekken",
+            "gpt-4o",
+            "bailingmoe",
+            "seed-coder",
+            "exaone-moe",
+        ];
+        for name in names {
+            let pre = pre_type(name).unwrap_or_else(|| panic!("{name} is not known"));
+            assert!(splitter(&pre).is_ok(), "{name}");
+        }
+        assert!(pre_type("martian").is_none());
+    }
+
+    fn pieces(name: &str, text: &str) -> Vec<String> {
+        let pre = pre_type(name).expect("a known name");
+        let mut pieces = tokenizers::PreTokenizedString::from(text);
+        for step in splitter(&pre).expect("valid expressions").as_ref() {
+            // The last step only spells bytes as characters.
+            if !matches!(step, PreTokenizerWrapper::ByteLevel(_)) {
+                tokenizers::PreTokenizer::pre_tokenize(step, &mut pieces).expect("it splits");
+            }
+        }
+        let splits = pieces.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::None);
+        splits.into_iter().map(|(piece, _, _)| piece.to_owned()).collect()
+    }
+
+    #[test]
+    fn rules_differ_where_they_are_known_to_differ() {
+        assert_eq!(pieces("gpt-2", "I'LL pay 12345  now"), ["I", "'", "LL", " pay", " 12345", " ", " now"]);
+        assert_eq!(pieces("llama-bpe", "I'LL pay 12345"), ["I", "'LL", " pay", " ", "123", "45"]);
+        assert_eq!(pieces("qwen2", "a 123"), ["a", " ", "1", "2", "3"]);
+        assert_eq!(pieces("smollm", "a 12"), ["a", " ", "1", "2"]);
+        assert_eq!(pieces("gpt-4o", "camelCase's"), ["camel", "Case's"]);
+        assert_eq!(pieces("tekken", "HTMLPage"), ["HTMLPage"]);
+        assert_eq!(pieces("falcon", "x=1234"), ["x", "=", "123", "4"]);
+    }
 }

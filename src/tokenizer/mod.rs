@@ -86,7 +86,7 @@ enum Encoder {
     /// Byte-level BPE of a GGUF file: split by `pre`, merge, add begin and end.
     GgufBpe { pipeline: Box<tokenizers::Tokenizer>, ends: Ends },
     /// SentencePiece merging by score of a GGUF file.
-    GgufSpm { spm: spm::Spm, add_space_prefix: bool, ends: Ends },
+    GgufSpm { spm: Box<spm::Spm>, add_space_prefix: bool, ends: Ends },
 }
 
 /// Tokens put around a text with [`AddSpecial::Yes`].
@@ -302,7 +302,7 @@ fn encode_spm(
     let pieces = added.extract_and_normalize(no_normalizer, text);
     let mut ids = Vec::new();
     let mut follows_special = true;
-    for (piece, _, tokens) in pieces.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::None) {
+    for (piece, _, tokens) in pieces.get_splits(tokenizers::OffsetReferential::Original, OffsetType::None) {
         match tokens {
             Some(tokens) => {
                 ids.extend(tokens.iter().map(|t| t.id));

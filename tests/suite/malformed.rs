@@ -187,7 +187,8 @@ fn impossible_ggufs_are_refused_by_the_reader() {
     let cases = [
         (Gguf::new().pair("x", 9, &array(6, 1 << 60)), "counts 1152921504606846976 elements of x"),
         (Gguf::new().pair("x", 9, &array(8, 1 << 60)), "counts 1152921504606846976 elements of x"),
-        (Gguf::new().pair("x", 9, &array(9, 1)), "the file ends inside x"),
+        (Gguf::new().pair("x", 9, &array(9, 1).repeat(5)), "x nests arrays more than 4 deep"),
+        (Gguf::new().pair("x", 8, &u64::MAX.to_le_bytes()), "the file ends inside x"),
         (Gguf::new().tensor("t", &[u64::MAX, 2], 0, 0), "more elements than 64 bits"),
         (Gguf::new().tensor("t", &[1 << 62], 0, 0), "reaches beyond the end"),
         (Gguf::new().tensor("t", &[0], 0, 0), "dimension of 0"),
@@ -209,8 +210,9 @@ fn an_unsupported_tensor_type_is_refused_by_name_before_anything_is_read() {
     let mut bytes = std::fs::read(root.join("malformed/gguf/valid.gguf")).expect("readable");
     let name = b"blk.0.attn_q.weight";
     let at = bytes.windows(name.len()).position(|w| w == name).expect("there") + name.len() + 4 + 16;
-    // IQ4_NL has the size of Q4_0 and is readable; NVFP4 (64 elements, 36 bytes) has it too and is not.
-    for (id, words) in [(20u32, "type IQ4_NL, which cannot be run yet"), (40, "type NVFP4")] {
+    // IQ4_NL has the size of Q4_0 and can be read, MXFP4 is smaller and cannot.
+    let expectations = [(20u32, "type IQ4_NL, which cannot be run yet"), (39, "type MXFP4, which is not supported")];
+    for (id, words) in expectations {
         bytes[at..at + 4].copy_from_slice(&id.to_le_bytes());
         let dir = tempfile::tempdir().expect("a temporary folder");
         let path = dir.path().join("m.gguf");

@@ -2,6 +2,7 @@
 
 use crate::support::{core_fixtures, fixtures, folders, full_fixtures, read_json};
 use kvasir::model::dtype::DType;
+use kvasir::model::inspect::inspect;
 use kvasir::model::quant::dequantize;
 use kvasir::model::rope::{attention_factor, inv_freq};
 use kvasir::model::safetensors::SafetensorsFile;
@@ -269,6 +270,62 @@ fn a_gguf_is_found_by_its_folder_only_when_it_is_the_only_one() {
     std::fs::copy(&source, dir.path().join("b.gguf")).expect("copied");
     let text = Model::open(dir.path()).expect_err("ambiguous").to_string();
     assert!(text.contains("2 GGUF models"), "{text}");
+}
+
+#[test]
+fn inspection_shows_headers_of_what_cannot_be_run_too() {
+    let gguf = inspect(&fixtures().join("gguf/q4_k")).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(gguf.arch.as_deref(), Some("llama"));
+    assert_eq!((gguf.tensors.len(), gguf.metadata["llama.block_count"].as_u64()), (21, Some(2)));
+    assert_eq!(gguf.metadata["tokenizer.ggml.tokens"]["count"], 512);
+    assert_eq!(gguf.metadata["tokenizer.ggml.tokens"]["first"][0], "<|begin_of_text|>");
+    let Some(full) = full_fixtures() else { return };
+    let gemma = inspect(&full.join("tiny/gemma2")).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(gemma.arch.as_deref(), Some("gemma2"));
+    assert!(gemma.tensors.iter().any(|t| t.name == "model.embed_tokens.weight" && t.dtype == "F32"));
+}
+
+#[test]
+fn a_split_gguf_is_one_model() {
+    let source = std::fs::read(fixtures().join("gguf/q4_1/tiny-llama-Q4_1.gguf")).expect("readable");
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = |n: u32| dir.path().join(format!("m-{n:05}-of-00002.gguf"));
+    std::fs::write(path(1), with_split_keys(&source, 0, 21)).expect("written");
+    let text = Model::open(&path(1)).expect_err("a part is missing").to_string();
+    assert!(text.contains("part 2 of 2 of the model is missing: m-00002-of-00002.gguf"), "{text}");
+    // The second part holds no tensors: only its keys matter here.
+    let mut second = b"GGUF".to_vec();
+    second.extend(3u32.to_le_bytes());
+    second.extend(0u64.to_le_bytes());
+    second.extend(2u64.to_le_bytes());
+    for (key, value) in [("split.no", 1u16), ("split.count", 2)] {
+        second.extend(pair(key, value));
+    }
+    std::fs::write(path(2), &second).expect("written");
+    assert_eq!(open(dir.path()).info().path, path(1));
+    let text = Model::open(&path(2)).expect_err("not the first").to_string();
+    assert!(text.contains("open the first part"), "{text}");
+    std::fs::write(path(1), with_split_keys(&source, 0, 22)).expect("written");
+    let text = Model::open(&path(1)).expect_err("a tensor is missing").to_string();
+    assert!(text.contains("split.tensors.count is 22"), "{text}");
+}
+
+/// A `u16` metadata pair.
+fn pair(key: &str, value: u16) -> Vec<u8> {
+    let mut bytes = (key.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(key.as_bytes());
+    bytes.extend(2u32.to_le_bytes());
+    bytes.extend(value.to_le_bytes());
+    bytes
+}
+
+/// The file with split keys put before its own; the data keeps its alignment because the keys are padded to 32 bytes.
+fn with_split_keys(file: &[u8], number: u16, tensors: u16) -> Vec<u8> {
+    let mut keys = [pair("split.no", number), pair("split.count", 2), pair("split.tensors.count", tensors)].concat();
+    let padding = (keys.len() + 14).next_multiple_of(32) - keys.len() - 14;
+    keys.extend(pair(&"x".repeat(padding), 0));
+    let num_pairs = u64::from_le_bytes(file[16..24].try_into().expect("8 bytes")) + 4;
+    [&file[..16], &num_pairs.to_le_bytes(), &keys, &file[24..]].concat()
 }
 
 #[test]

@@ -35,7 +35,7 @@ const fn single(cell: u32) -> Level {
 }
 
 /// From far to near.
-pub const LEVELS: [Level; 22] = [
+pub const LEVELS: [Level; 23] = [
     bins(256),
     bins(128),
     bins(64),
@@ -57,6 +57,7 @@ pub const LEVELS: [Level; 22] = [
     single(20),
     single(26),
     single(32),
+    single(36),
     single(40),
 ];
 

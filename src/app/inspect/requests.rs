@@ -142,6 +142,8 @@ impl RequestBook {
 
     fn touch(&mut self, request: RequestId, step: u64) -> &mut RequestLog {
         let log = self.logs.entry(request).or_insert_with(|| RequestLog { first_step: step, ..RequestLog::default() });
+        // A snapshot may have named it before the records of its first steps were read.
+        log.first_step = log.first_step.min(step);
         log.last_step = log.last_step.max(step);
         log
     }

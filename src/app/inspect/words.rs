@@ -98,7 +98,12 @@ pub fn event_lines(record: &StepRecord, name: impl Fn(RequestId) -> String) -> V
 /// "Waiting: Poem needs 12 blocks, 3 free; 2 more behind it"
 pub fn waiting_words(record: &StepRecord, name: impl Fn(RequestId) -> String) -> Option<String> {
     let (id, reason) = record.waiting.first()?;
-    let mut out = format!("Waiting: {} {}", name(*id), wait_words(reason));
+    let joint = match reason {
+        WaitReason::Blocks { .. } => " ",
+        WaitReason::Behind { .. } => ", ",
+        WaitReason::Slots { .. } | WaitReason::Budget | WaitReason::Preemption => " as ",
+    };
+    let mut out = format!("Waiting: {}{joint}{}", name(*id), wait_words(reason));
     if record.waiting.len() > 1 {
         let _ = write!(out, "; {} more behind it", format::count(record.waiting.len() as u64 - 1));
     }
@@ -112,10 +117,10 @@ fn cached_of(record: &StepRecord, id: RequestId) -> u32 {
     })
 }
 
-/// Why a request waits, as what follows its name.
+/// Why a request waits.
 pub fn wait_words(reason: &WaitReason) -> String {
     match reason {
-        WaitReason::Behind { position } => format!("is number {} in the queue", position + 1),
+        WaitReason::Behind { position } => format!("number {} in the queue", position + 1),
         WaitReason::Blocks { needed, available } => {
             format!(
                 "needs {}, {} free",
@@ -123,9 +128,9 @@ pub fn wait_words(reason: &WaitReason) -> String {
                 format::count(u64::from(*available))
             )
         }
-        WaitReason::Slots { max_num_seqs } => format!("waits for a place: all {max_num_seqs} are taken"),
-        WaitReason::Budget => "waits: the step's token budget is used up".to_owned(),
-        WaitReason::Preemption => "waits: a preemption happened in this step".to_owned(),
+        WaitReason::Slots { max_num_seqs } => format!("all {max_num_seqs} places of the batch are taken"),
+        WaitReason::Budget => "the step's token budget is used up".to_owned(),
+        WaitReason::Preemption => "a preemption happened in this step".to_owned(),
     }
 }
 
@@ -385,11 +390,11 @@ mod tests {
     #[test]
     fn every_wait_reason_has_words() {
         for (reason, words) in [
-            (WaitReason::Behind { position: 1 }, "is number 2 in the queue"),
+            (WaitReason::Behind { position: 1 }, "number 2 in the queue"),
             (WaitReason::Blocks { needed: 1, available: 0 }, "needs 1 block, 0 free"),
-            (WaitReason::Slots { max_num_seqs: 8 }, "waits for a place: all 8 are taken"),
-            (WaitReason::Budget, "waits: the step's token budget is used up"),
-            (WaitReason::Preemption, "waits: a preemption happened in this step"),
+            (WaitReason::Slots { max_num_seqs: 8 }, "all 8 places of the batch are taken"),
+            (WaitReason::Budget, "the step's token budget is used up"),
+            (WaitReason::Preemption, "a preemption happened in this step"),
         ] {
             assert_eq!(wait_words(&reason), words);
         }

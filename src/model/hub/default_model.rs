@@ -206,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let marker = dir.path().join("marker");
         let cancel = AtomicBool::new(false);
-        let mut child = command(&["sh", "-c", "sleep 60; touch \"$0\""]);
+        let mut child = command(&["sh", "-c", "sleep 10; touch \"$0\""]);
         child.arg(&marker);
         let result =
             run(child, &dir.path().join("log"), &cancel, FetchError::Pip, || cancel.store(true, Ordering::Relaxed));

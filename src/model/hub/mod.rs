@@ -34,7 +34,7 @@ pub const DEFAULT_MODEL: DefaultModel = DefaultModel {
     file: "SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     bytes: 98_362_432,
-    download_bytes: 92_869_545,
+    download_bytes: 92_871_040,
 };
 
 /// The hub that is asked when `HF_ENDPOINT` is not set.

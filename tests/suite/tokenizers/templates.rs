@@ -46,7 +46,7 @@ fn chat_templates_render_as_transformers_renders_them() {
             match (case["expected"].as_str(), &found) {
                 (Some(expected), Ok(text)) if text == expected => {}
                 (Some(expected), Ok(text)) => {
-                    faults.push(format!("{at}\n  found    {text:?}\n  expected {expected:?}"))
+                    faults.push(format!("{at}\n  found    {text:?}\n  expected {expected:?}"));
                 }
                 (Some(_), Err(e)) => faults.push(format!("{at}: {e}")),
                 (None, found) if case["error"]["kind"] == "TemplateError" => {

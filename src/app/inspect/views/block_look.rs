@@ -159,7 +159,7 @@ impl<'a> Inks<'a> {
     }
 
     fn dimmed(&self, color: Color32) -> Color32 {
-        mix(self.theme.bg_sunken, color, 0.22)
+        mix(self.theme.bg_sunken, color, 0.3)
     }
 
     /// The colour of a bin: the owner of most of its blocks, as strong as it is full.
@@ -209,16 +209,22 @@ impl<'a> Inks<'a> {
                 let color = self.used(cell);
                 let color = dim(self, color);
                 self.used_shape(quads, rect, cell, color);
+                if cell.refs >= 2 {
+                    let mark = dim(self, self.theme.text_strong);
+                    notch(quads, rect, mark, self.theme.bg_sunken);
+                }
             }
         }
     }
 
-    /// The colour of text in the middle of a used block.
-    pub fn text_on_used(&mut self, cell: &Cell) -> Color32 {
+    /// Where the id of a used block stands and in which colour: in the middle, or above what fills a tail.
+    pub fn label_of_used(&mut self, rect: Rect, cell: &Cell) -> (Pos2, Color32) {
         let color = self.used(cell);
-        let is_filled_there = self.fill(cell) >= 0.5;
-        let ground = if is_filled_there { color } else { mix(self.theme.bg_sunken, color, PALE) };
-        self.theme.text_on(ground)
+        if self.fill(cell) >= 0.65 {
+            return (rect.center(), self.theme.text_on(color));
+        }
+        let pale = mix(self.theme.bg_sunken, color, PALE);
+        (pos2(rect.center().x, rect.top() + rect.height() * 0.3), self.theme.text_on(pale))
     }
 
     /// How full a block is, 0 to 1.
@@ -236,14 +242,14 @@ impl<'a> Inks<'a> {
             let top = (rect.bottom() - rect.height() * fill.max(0.08)).round();
             quads.rect(Rect::from_min_max(pos2(rect.left(), top), rect.max), color);
         }
-        if cell.refs >= 2 {
-            let s = (rect.width() * 0.42).max(4.0);
-            let corner = rect.right_top();
-            let points: [Pos2; 3] = [corner, corner - vec2(s, 0.0), corner + vec2(0.0, s)];
-            quads.triangle(points, self.theme.bg_sunken);
-            let s = s - 2.0;
-            let points: [Pos2; 3] = [corner, corner - vec2(s, 0.0), corner + vec2(0.0, s)];
-            quads.triangle(points, self.theme.text_strong);
-        }
+    }
+}
+
+/// The corner that says "shared", with a gap to what it stands on.
+fn notch(quads: &mut Quads, rect: Rect, mark: Color32, gap: Color32) {
+    let corner = rect.right_top();
+    let side = (rect.width() * 0.42).max(4.0);
+    for (side, color) in [(side, gap), (side - 2.0, mark)] {
+        quads.triangle([corner, corner - vec2(side, 0.0), corner + vec2(0.0, side)], color);
     }
 }

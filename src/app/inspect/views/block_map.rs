@@ -253,26 +253,24 @@ fn inner_rect(scene: &Scene<'_>, cell_idx: u32) -> Rect {
     Rect::from_min_max(rect.min, rect.max - vec2(gap, gap))
 }
 
+/// The id of a block that holds something; at the nearest levels its reference count too.
 fn paint_label(painter: &Painter, scene: &Scene<'_>, inks: &mut Inks<'_>, cell_idx: u32, block: BlockId) {
     let Some(cell) = scene.map.cell(block) else { return };
-    let level = scene.grid.level.cell as f32;
-    let color = match cell.state {
-        BlockState::Active => inks.text_on_used(cell),
-        BlockState::CachedIdle => scene.theme.text_weak,
-        BlockState::Free if level >= 32.0 => scene.theme.text_faint,
+    let rect = inner_rect(scene, cell_idx);
+    let (at, color) = match cell.state {
+        BlockState::Active => inks.label_of_used(rect, cell),
+        BlockState::CachedIdle => (rect.center(), scene.theme.text_weak),
         BlockState::Free | BlockState::Null => return,
     };
-    let rect = inner_rect(scene, cell_idx);
+    let level = scene.grid.level.cell as f32;
     let digits = if block.0 >= 1_000 { 0.36 } else { 0.42 };
     let font = FontId::proportional((level * digits).clamp(7.5, 12.0));
     if level >= 26.0 && cell.refs >= 2 {
         painter.text(rect.left_top() + vec2(2.0, 1.0), Align2::LEFT_TOP, block.0, font.clone(), color);
         let refs = format!("×{}", cell.refs);
         painter.text(rect.right_bottom() - vec2(2.0, 1.0), Align2::RIGHT_BOTTOM, refs, font, color);
-    } else if cell.state != BlockState::Free {
-        painter.text(rect.center(), Align2::CENTER_CENTER, block.0, font, color);
     } else {
-        painter.text(rect.left_top() + vec2(2.0, 1.0), Align2::LEFT_TOP, block.0, font, color);
+        painter.text(at, Align2::CENTER_CENTER, block.0, font, color);
     }
 }
 

@@ -16,7 +16,7 @@ const GUTTER: f32 = 148.0;
 const ROW: f32 = 31.0;
 const GROUP_HEAD: f32 = 20.0;
 const MAX_CELL: f32 = 24.0;
-const MIN_CELL: f32 = 4.0;
+const MIN_CELL: f32 = 3.0;
 
 /// Requests that share the beginning of their tables, or one request alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,27 +152,51 @@ fn row_ui(ui: &Ui, scene: &Scene<'_>, inks: &mut Inks<'_>, request: RequestId, r
     let at = pos2(line.x, row.center().y + 7.0);
     text_clipped(painter, at, Align2::LEFT_CENTER, &row_words(scene, table), GUTTER - 26.0, scene.theme.text_weak);
 
-    let side = (scene.cell - if scene.cell >= 14.0 { 2.0 } else { 1.0 }).max(3.0);
-    let top = (row.center().y - side / 2.0).round();
     let first = ((scene.visible.left() - scene.left) / scene.cell).max(0.0) as usize;
     let end = ((scene.visible.right() - scene.left) / scene.cell).max(0.0).ceil() as usize;
+    cells_ui(ui, scene, inks, table, first..end.min(table.len()), row);
+}
+
+/// The cells of a table that are in sight. Too narrow for shapes, they become a band as tall as a word.
+fn cells_ui(
+    ui: &Ui,
+    scene: &Scene<'_>,
+    inks: &mut Inks<'_>,
+    table: &[BlockId],
+    shown: std::ops::Range<usize>,
+    row: Rect,
+) {
+    let is_band = scene.cell < 8.0;
+    let gap = if scene.cell >= 14.0 { 2.0 } else { 1.0 };
+    let size = if is_band { vec2(scene.cell, 14.0) } else { vec2(scene.cell - gap, scene.cell - gap) };
+    let rect_of = |logical: usize| {
+        let left = scene.left + logical as f32 * scene.cell;
+        Rect::from_min_size(pos2(left.round(), (row.center().y - size.y / 2.0).round()), size)
+    };
+    let cells = || {
+        let blocks = table.get(shown.clone()).unwrap_or(&[]).iter().zip(shown.clone());
+        blocks.filter_map(|(&block, logical)| {
+            let cell = scene.map.cell(block).filter(|_| block != BlockId::NULL)?;
+            Some((block, cell, rect_of(logical)))
+        })
+    };
     let mut quads = Quads::default();
-    for (logical, &block) in table.iter().enumerate().take(end).skip(first) {
-        let Some(cell) = scene.map.cell(block).filter(|_| block != BlockId::NULL) else { continue };
-        let min = pos2((scene.left + logical as f32 * scene.cell).round(), top);
-        let rect = Rect::from_min_size(min, vec2(side, side));
-        inks.shape(&mut quads, rect, cell, scene.emphasis.is_lit(block));
-        if scene.model.selection() == Some(Selection::Block(block)) {
-            quads.outline(rect.expand(2.0), 2.0, scene.theme.text_strong);
+    for (block, cell, rect) in cells() {
+        let is_lit = scene.emphasis.is_lit(block);
+        if is_band {
+            quads.rect(rect, inks.flat(cell, is_lit));
+        } else {
+            inks.shape(&mut quads, rect, cell, is_lit);
         }
     }
-    quads.paint(painter);
+    for (_, _, rect) in cells().filter(|(b, _, _)| scene.model.selection() == Some(Selection::Block(*b))) {
+        quads.outline(rect.expand(2.0), 2.0, scene.theme.text_strong);
+    }
+    quads.paint(ui.painter());
     if scene.cell >= 18.0 {
-        for (logical, &block) in table.iter().enumerate().take(end).skip(first) {
-            let Some(cell) = scene.map.cell(block).filter(|_| scene.emphasis.is_lit(block)) else { continue };
-            let ink = inks.text_on_used(cell);
-            let center = pos2((scene.left + logical as f32 * scene.cell).round(), top) + vec2(side, side) / 2.0;
-            painter.text(center, Align2::CENTER_CENTER, block.0, FontId::proportional(9.0), ink);
+        for (block, cell, rect) in cells().filter(|(b, _, _)| scene.emphasis.is_lit(*b)) {
+            let (at, ink) = inks.label_of_used(rect, cell);
+            ui.painter().text(at, Align2::CENTER_CENTER, block.0, FontId::proportional(9.0), ink);
         }
     }
 }

@@ -10,22 +10,33 @@ use crate::ids::{BlockId, RequestId};
 use crate::telemetry::{BlockDelta, BlockState, StepRecord};
 use egui::{CornerRadius, Rect, RichText, ScrollArea, Sense, Ui, pos2, vec2};
 
-/// Selection above, step below; scrolls when it is long.
+/// Selection and step: one above the other, or side by side where there is room; scrolls when it is long.
 pub fn detail_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<InspectCommand>) {
     ScrollArea::vertical().id_salt("detail").auto_shrink(false).show(ui, |ui| {
         ui.spacing_mut().interact_size.y = 18.0;
-        match (model.selection(), model.map()) {
-            (Some(Selection::Block(block)), Some(map)) => block_ui(ui, model, map, block, theme, commands),
-            (Some(Selection::Request(request)), _) => request_ui(ui, model, request, theme, commands),
-            _ => {
-                ui.label(title_text(theme, "Nothing selected"));
-                ui.label(small("Click a block or a lane to see who holds what, and its relatives.", theme.text_weak));
-            }
+        if ui.available_width() >= 600.0 {
+            ui.columns(2, |columns| {
+                selection_ui(&mut columns[0], model, theme, commands);
+                step_ui(&mut columns[1], model, theme, commands);
+            });
+        } else {
+            selection_ui(ui, model, theme, commands);
+            ui.add_space(space::S);
+            ui.separator();
+            step_ui(ui, model, theme, commands);
         }
-        ui.add_space(space::S);
-        ui.separator();
-        step_ui(ui, model, theme, commands);
     });
+}
+
+fn selection_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<InspectCommand>) {
+    match (model.selection(), model.map()) {
+        (Some(Selection::Block(block)), Some(map)) => block_ui(ui, model, map, block, theme, commands),
+        (Some(Selection::Request(request)), _) => request_ui(ui, model, request, theme, commands),
+        _ => {
+            ui.label(title_text(theme, "Nothing selected"));
+            ui.label(small("Click a block or a lane to see who holds what, and its relatives.", theme.text_weak));
+        }
+    }
 }
 
 fn head_ui(ui: &mut Ui, theme: &Theme, title: &str, commands: &mut Vec<InspectCommand>) {
@@ -153,7 +164,7 @@ fn request_ui(
         if !why.is_empty() {
             field(ui, theme, "Why", why);
         }
-        let cached = format!("{} ({} from cache)", row.prompt_tokens, row.cached_tokens);
+        let cached = format!("{} ({} from cache)", format::count(row.prompt_tokens.into()), row.cached_tokens);
         field(ui, theme, "Prompt", cached);
         field(ui, theme, "Output", format::counted(row.output_tokens.into(), "token"));
         field(ui, theme, "Blocks", row.num_blocks.to_string());

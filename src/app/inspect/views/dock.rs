@@ -110,10 +110,11 @@ fn steps_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec
         for is_decode in [true, false] {
             for row in entry.record.rows.iter().filter(|r| (r.kind == RowKind::Decode) == is_decode) {
                 let plain = theme.owner_color(model.hue_of(row.request));
-                let height = (row.num_tokens as f32 / max * (rect.height() - 4.0)).max(1.5);
+                let least = (8.0 / entry.record.rows.len() as f32).min(1.5);
+                let height = (row.num_tokens as f32 / max * (rect.height() - 4.0)).max(least);
                 let top = (bottom - height).max(rect.top() + 1.0);
                 let color = if is_decode { plain } else { theme.with_recency(plain, 0) };
-                let part = Rect::from_min_max(pos2(x, top), pos2(x + (column - 0.5).max(1.0), bottom));
+                let part = Rect::from_min_max(pos2(x, top), pos2(x + column, bottom));
                 quads.rect(part, color);
                 bottom = top;
             }

@@ -56,7 +56,9 @@ pub fn legend_ui(ui: &mut Ui, filter: &mut Option<BlockFilter>, model: &InspectM
             }
             let owners = owner_counts(model, map);
             let room = full_width - (ui.cursor().left() - left) - owners.len() as f32 * 60.0;
-            let width = (room / owners.len().max(1) as f32).clamp(36.0, 150.0);
+            // Where names would be cut to nothing, the line scrolls instead.
+            let share = room / owners.len().max(1) as f32;
+            let width = if share < 48.0 { 96.0 } else { share.min(150.0) };
             for (owner, n) in owners {
                 let icon = Icon::Owner(theme.owner_color(owner.hue));
                 chip(ui, theme, icon, (&owner.label, width), n, BlockFilter::Owner(owner.id), filter);
@@ -139,16 +141,11 @@ fn paint_icon(ui: &Ui, theme: &Theme, icon: Icon, rect: Rect) {
     quads.paint(ui.painter());
 }
 
-/// Totals beside the picture: "5 shared blocks save 12 blocks = 6 MiB".
+/// Totals beside the picture: "110 of 128 blocks used · sharing saves 18 blocks = 9 MiB".
 pub fn totals_words(model: &InspectModel, map: &BlockMap) -> String {
     let counts = map.counts();
     let total = u64::from(counts.total());
-    let mut out = format!(
-        "{} of {} used ({})",
-        format::count(u64::from(counts.used())),
-        format::counted(total, "block"),
-        format::percent(u64::from(counts.used()), total)
-    );
+    let mut out = format!("{} of {} used", format::count(u64::from(counts.used())), format::counted(total, "block"),);
     if counts.saved > 0 {
         let saved = u64::from(counts.saved);
         let bytes = saved * model.snapshot().kv_bytes_per_block;

@@ -24,9 +24,9 @@ struct Col<T> {
 }
 
 const REQUEST_COLS: [Col<RequestRow>; 9] = [
-    Col { title: "State", width: 128.0, from: 0.0, text: |r| words::state_words(&r.state) },
+    Col { title: "State", width: 112.0, from: 0.0, text: |r| words::state_words(&r.state) },
     Col { title: "Prompt", width: 54.0, from: 0.0, text: |r| format::count(r.prompt_tokens.into()) },
-    Col { title: "Cached", width: 54.0, from: 0.0, text: |r| format::count(r.cached_tokens.into()) },
+    Col { title: "Cached", width: 54.0, from: 760.0, text: |r| format::count(r.cached_tokens.into()) },
     Col { title: "Out", width: 46.0, from: 0.0, text: |r| format::count(r.output_tokens.into()) },
     Col { title: "Blocks", width: 50.0, from: 0.0, text: |r| format::count(r.num_blocks.into()) },
     Col { title: "TTFT", width: 62.0, from: 860.0, text: |r| r.ttft_us.map_or("–".to_owned(), format::duration_us) },

@@ -172,12 +172,14 @@ fn bar(quads: &mut Quads, plot: &Plot<'_>, column: Rect, record: &StepRecord, ma
         );
         bottom = top;
     };
-    // Small parts stay visible beside a large chunk.
+    // Small parts stay visible beside a large chunk, all of them together within a few points.
+    let num_decode = record.num_decode();
+    let num_chunks = record.rows.len() as u32 - num_decode;
     for row in record.rows.iter().filter(|r| r.kind == RowKind::Decode) {
-        part(row.request, row.num_tokens, 1.5, u64::MAX);
+        part(row.request, row.num_tokens, (8.0 / num_decode as f32).min(1.5), u64::MAX);
     }
     for row in record.rows.iter().filter(|r| r.kind != RowKind::Decode) {
-        part(row.request, row.num_tokens, 3.0, 0);
+        part(row.request, row.num_tokens, (9.0 / num_chunks as f32).min(3.0), 0);
     }
 }
 
@@ -195,21 +197,19 @@ fn axis(ui: &Ui, plot: &Plot<'_>, area: Rect, max: u32) {
         let at = pos2(area.left() - 6.0, y.clamp(area.top() + 2.0, area.bottom() - 5.0));
         painter.text(at, Align2::RIGHT_CENTER, format::count(u64::from(value)), small_font(), theme.text_weak);
     }
-    let title = pos2(area.left() - GUTTER, area.center().y);
+    let title = pos2(area.left() - GUTTER, area.center().y - 7.0);
     text_clipped(painter, title, Align2::LEFT_CENTER, "tokens/step", GUTTER - 36.0, theme.text_weak);
     let budget = plot.model.entry().map_or(0, |e| e.record.budget);
     if budget == 0 {
         return;
     }
     let label = format!("budget {}", format::count(u64::from(budget)));
+    let at = title + vec2(0.0, 14.0);
+    text_clipped(painter, at, Align2::LEFT_CENTER, &label, GUTTER - 36.0, theme.text_weak);
     if budget <= max {
         let y = area.bottom() - budget as f32 / max as f32 * area.height();
         let line = [pos2(area.left(), y), pos2(area.right(), y)];
         painter.extend(Shape::dashed_line(&line, Stroke::new(1.0, theme.text_weak), 4.0, 4.0));
-        painter.text(pos2(area.left() + 4.0, y + 1.0), Align2::LEFT_TOP, label, small_font(), theme.text_weak);
-    } else {
-        let at = area.left_top() + vec2(4.0, 1.0);
-        painter.text(at, Align2::LEFT_TOP, format!("{label}, above this axis"), small_font(), theme.text_weak);
     }
 }
 

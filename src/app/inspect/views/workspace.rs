@@ -221,6 +221,7 @@ fn blocks_card(
             },
             |ui| {
                 blocks_controls(ui, view, model, theme);
+                ui.add_space(space::M);
                 ui.add(egui::Label::new(small(totals_words(model, map), theme.text_weak)).truncate());
             },
         );
@@ -253,7 +254,7 @@ fn blocks_card(
 fn blocks_controls(ui: &mut Ui, view: &mut InspectView, model: &InspectModel, theme: &Theme) {
     ui.spacing_mut().item_spacing.x = space::XS;
     let Some(map) = model.map() else { return };
-    if quiet_button(ui, "Copy CSV", "Copy all blocks that are not free as CSV").clicked() {
+    if quiet_button(ui, "CSV", "Copy all blocks that are not free as CSV").clicked() {
         ui.copy_text(words::blocks_csv(model, map));
     }
     quiet_toggle(ui, &mut view.blocks_as_table, "Table", "Show the blocks as a table");
@@ -271,7 +272,9 @@ fn blocks_controls(ui: &mut Ui, view: &mut InspectView, model: &InspectModel, th
     if quiet_button(ui, "−", "Zoom out (S)").clicked() {
         view.zoom = Some(zoomed(level, -1));
     }
-    ui.label(small(level_words(LEVELS[level]), theme.text_weak));
+    if view.map_size.x >= 760.0 {
+        ui.label(small(level_words(LEVELS[level]), theme.text_weak));
+    }
 }
 
 fn steps_ui(
@@ -312,7 +315,7 @@ fn steps_legend(ui: &mut Ui, theme: &Theme) {
 
 fn steps_controls(ui: &mut Ui, view: &mut InspectView, model: &InspectModel) {
     ui.spacing_mut().item_spacing.x = space::XS;
-    if quiet_button(ui, "Copy CSV", "Copy all steps of the history as CSV").clicked() {
+    if quiet_button(ui, "CSV", "Copy all steps of the history as CSV").clicked() {
         ui.copy_text(words::steps_csv(model.history().range(0, usize::MAX)));
     }
     quiet_toggle(ui, &mut view.steps_as_table, "Table", "Show the steps as a table");
@@ -327,7 +330,7 @@ fn steps_controls(ui: &mut Ui, view: &mut InspectView, model: &InspectModel) {
 }
 
 fn requests_controls(ui: &mut Ui, model: &InspectModel) {
-    if quiet_button(ui, "Copy CSV", "Copy the requests as CSV").clicked() {
+    if quiet_button(ui, "CSV", "Copy the requests as CSV").clicked() {
         ui.copy_text(words::requests_csv(model.rows()));
     }
 }

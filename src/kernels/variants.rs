@@ -1,0 +1,66 @@
+//! Every combination of kernel and defines that can be compiled, for tests that look at each. `shaders/variants.txt`
+//! is this list as text.
+
+use super::matmul::{Matmul, Precision};
+use super::pack::Format;
+use super::{Class, RowCount, embed, norm, swiglu};
+use crate::gpu::Defines;
+use crate::model::dtype::DType;
+
+/// Classes that exist: one for each size of subgroup, and the one without.
+pub const CLASSES: [Class; 6] = [
+    Class::Subgroup(4),
+    Class::Subgroup(8),
+    Class::Subgroup(16),
+    Class::Subgroup(32),
+    Class::Subgroup(64),
+    Class::Floor,
+];
+
+/// Types that weights can have on the GPU.
+pub const WEIGHT_TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+/// All of them, sorted, each once.
+pub fn all() -> Vec<(String, Defines)> {
+    let mut found = vec![("fill".to_string(), Defines::new())];
+    for class in CLASSES {
+        of_rows(class, &mut found);
+        for dtype in WEIGHT_TYPES {
+            let format = Format::of(dtype).expect("the list has supported types only");
+            of_weights(class, format, &mut found);
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
+    found.push(("quantise".into(), class.defines()));
+    for is_quantised in [false, true] {
+        found.push(("swiglu".into(), swiglu::defines(class, is_quantised)));
+        found.push(("norm".into(), norm::defines(class, is_quantised, RowCount::Tokens)));
+        found.push(("norm".into(), norm::defines(class, is_quantised, RowCount::Logits)));
+    }
+}
+
+fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
+    found.push(("embed".into(), embed::defines(class, format)));
+    found.extend(Matmul::kernels(format, Precision::F32, class, false));
+    if format.is_quantised() {
+        found.extend(Matmul::kernels(format, Precision::I8, class, false));
+        found.extend(Matmul::kernels(format, Precision::I8, class, true));
+    }
+}
