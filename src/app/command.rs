@@ -11,32 +11,59 @@ pub enum UiCommand {
     /// Shows a chat in the focused pane, or focuses the pane that shows it.
     OpenChat(ChatId),
     /// The chat after (or before) the focused one in the list.
-    OpenNeighbour { offset: isize },
-    RenameChat { chat: ChatId, title: String },
+    OpenNeighbour {
+        offset: isize,
+    },
+    RenameChat {
+        chat: ChatId,
+        title: String,
+    },
     DeleteChat(ChatId),
     UndoDelete,
     SetSessionFilter(String),
     // Messages.
-    SetDraft { chat: ChatId, text: String },
+    SetDraft {
+        chat: ChatId,
+        text: String,
+    },
     /// Sends the draft, or the draft of the focused pane to all panes where that is switched on.
     Send(ChatId),
-    SendText { chat: ChatId, text: String },
+    SendText {
+        chat: ChatId,
+        text: String,
+    },
     Stop(ChatId),
     StopAll,
     /// Writes another answer beside this one; also retries one that failed.
-    Regenerate { chat: ChatId, message: MessageId },
-    StartEdit { chat: ChatId, message: MessageId },
+    Regenerate {
+        chat: ChatId,
+        message: MessageId,
+    },
+    StartEdit {
+        chat: ChatId,
+        message: MessageId,
+    },
     EditLast(ChatId),
     SetEditText(String),
     CancelEdit,
     /// Sends the edited text as a new branch.
     SubmitEdit,
-    SelectSibling { chat: ChatId, message: MessageId, offset: isize },
-    BranchAsChat { chat: ChatId, message: MessageId },
+    SelectSibling {
+        chat: ChatId,
+        message: MessageId,
+        offset: isize,
+    },
+    BranchAsChat {
+        chat: ChatId,
+        message: MessageId,
+    },
     Copy(String),
     CopyLastAnswer,
     RegenerateLast,
-    SetSettings { chat: ChatId, settings: Box<RunSettings> },
+    SetSettings {
+        chat: ChatId,
+        settings: Box<RunSettings>,
+    },
     /// Answers "this turn does not fit": leave the oldest turns out.
     DropOldest(ChatId),
     /// Answers "this turn does not fit": take the turn back into the composer.
@@ -55,7 +82,10 @@ pub enum UiCommand {
     SetDockTab(DockTab),
     CloseOverlays,
     OpenPalette,
-    SetPalette { query: String, selected: usize },
+    SetPalette {
+        query: String,
+        selected: usize,
+    },
     ClosePalette,
     SetTheme(ThemeChoice),
     DismissNotice,

@@ -30,12 +30,8 @@ pub fn start_chats(core: &mut AppCore, max_tokens: u32) {
     if core.state.model().is_none() {
         return;
     }
-    let settings = RunSettings {
-        system_prompt: SYSTEM_PROMPT.into(),
-        max_tokens,
-        seed: Some(7),
-        ..RunSettings::balanced()
-    };
+    let settings =
+        RunSettings { system_prompt: SYSTEM_PROMPT.into(), max_tokens, seed: Some(7), ..RunSettings::balanced() };
     let chats: Vec<ChatId> = QUESTIONS.iter().map(|_| core.new_chat(settings.clone())).collect();
     core.state.panes.chats = chats.clone();
     core.state.panes.focused = 0;

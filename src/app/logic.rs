@@ -14,11 +14,14 @@ use super::words;
 use crate::engine::handle::EngineStatus;
 use crate::engine::options::{LoadRequest, ModelSource};
 use crate::engine::{EngineHandle, Run};
-use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, StopRules, Usage};
+use crate::model::catalog::CatalogRoot;
+use crate::protocol::{
+    EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, StopRules, Usage,
+};
 use crate::tokenizer::chat_template::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Called from other threads when something changed; must return at once.
@@ -30,7 +33,7 @@ pub struct CoreOptions<'a> {
     /// Where chats are kept.
     pub data_dir: &'a Path,
     /// Where models are looked for.
-    pub model_folders: Vec<PathBuf>,
+    pub model_roots: Vec<CatalogRoot>,
     pub default_model: DefaultModel,
     pub waker: Waker,
     pub clock: Clock,
@@ -98,12 +101,13 @@ impl AppCore {
                 is_about_open: false,
                 focus: Some(FocusRequest::Composer),
                 default_model: options.default_model,
+                window_adapter: WindowAdapter::default(),
                 clock: options.clock,
             },
             engine: options.engine,
             store,
             prompts,
-            scanner: ModelScanner::new(options.model_folders, options.waker.clone()),
+            scanner: ModelScanner::new(options.model_roots, options.waker.clone()),
             picker: FilePicker::new(options.waker),
             settings,
             hue_order: VecDeque::new(),
@@ -540,8 +544,7 @@ fn sampling_of(settings: &RunSettings) -> SamplingParams {
 
 fn turns_of(chat: &Chat, draft: Option<&str>) -> Vec<Turn> {
     let sent = chat.turns_before(None).into_iter();
-    let mut turns: Vec<Turn> =
-        sent.map(|m| Turn { id: m.id, role: m.role, content: m.content.clone() }).collect();
+    let mut turns: Vec<Turn> = sent.map(|m| Turn { id: m.id, role: m.role, content: m.content.clone() }).collect();
     if let Some(draft) = draft {
         turns.push(Turn { id: MessageId(u64::MAX), role: super::chat::Role::User, content: draft.into() });
     }

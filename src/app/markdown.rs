@@ -145,7 +145,8 @@ mod tests {
         blocks.iter().map(|b| &text[b.range.clone()]).collect()
     }
 
-    const SAMPLE: &str = "# Head\n\nOne *two*\nthree\n\n- a\n\n  more of a\n\n- b\n\n```rust\nfn f() {\n\n}\n```\nTail é\n\n~~~\nopen";
+    const SAMPLE: &str =
+        "# Head\n\nOne *two*\nthree\n\n- a\n\n  more of a\n\n- b\n\n```rust\nfn f() {\n\n}\n```\nTail é\n\n~~~\nopen";
 
     #[test]
     fn blocks_end_at_blank_lines_outside_fences() {

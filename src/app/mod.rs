@@ -31,6 +31,7 @@ pub mod words;
 
 use crate::engine::EngineHandle;
 use crate::engine::options::ModelSource;
+use crate::model::catalog::CatalogRoot;
 use state::{DefaultModel, ThemeChoice, Workspace};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -45,7 +46,7 @@ pub struct AppOptions {
     /// Where chats and the window's place are kept.
     pub data_dir: PathBuf,
     /// Where models are looked for.
-    pub model_folders: Vec<PathBuf>,
+    pub model_roots: Vec<CatalogRoot>,
     /// Four chats on one system prompt, as soon as a model is there.
     pub demo: bool,
     /// Ends the app when the demo is over; [`run`] fails when the demo did.

@@ -5,6 +5,7 @@
 
 use super::logic::Waker;
 use super::state::ModelEntry;
+use crate::model::catalog::{self, CatalogEntry, CatalogRoot, CatalogSource};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -18,24 +19,24 @@ pub struct Found {
 
 /// Scans the model folders in the background.
 pub struct ModelScanner {
-    folders: Vec<PathBuf>,
+    roots: Vec<CatalogRoot>,
     waker: Waker,
     result: Option<Receiver<Found>>,
 }
 
 impl ModelScanner {
-    pub fn new(folders: Vec<PathBuf>, waker: Waker) -> Self {
-        ModelScanner { folders, waker, result: None }
+    pub fn new(roots: Vec<CatalogRoot>, waker: Waker) -> Self {
+        ModelScanner { roots, waker, result: None }
     }
 
     pub fn start(&mut self) {
         let (sender, receiver) = channel();
-        let (waker, folders) = (self.waker.clone(), self.folders.clone());
+        let (waker, roots) = (self.waker.clone(), self.roots.clone());
         self.result = Some(receiver);
         let thread_sender = sender.clone();
         let spawned = std::thread::Builder::new().name("kvasir-scan".into()).spawn(move || {
             // Nobody waits any longer when the app has ended.
-            let _ = thread_sender.send(scan(folders));
+            let _ = thread_sender.send(scan(&roots));
             waker();
         });
         if let Err(error) = spawned {
@@ -53,8 +54,35 @@ impl ModelScanner {
 }
 
 /// Lists what the folders hold, loadable models first.
-fn scan(folders: Vec<PathBuf>) -> Found {
-    Found { entries: Vec::new(), folders, error: None }
+fn scan(roots: &[CatalogRoot]) -> Found {
+    let mut entries: Vec<ModelEntry> = catalog::scan(roots).into_iter().map(entry_of).collect();
+    entries.sort_by_key(|e| e.problem.is_some());
+    Found { entries, folders: roots.iter().map(|r| r.path.clone()).collect(), error: None }
+}
+
+fn entry_of(entry: CatalogEntry) -> ModelEntry {
+    ModelEntry {
+        name: entry.id,
+        path: entry.path,
+        arch: entry.arch.unwrap_or_default(),
+        quant: entry.quant.unwrap_or_default(),
+        params: entry.params.unwrap_or(0),
+        bytes: entry.bytes.unwrap_or(0),
+        context: entry.context.unwrap_or(0),
+        origin: origin_words(entry.source).into(),
+        problem: entry.problem,
+    }
+}
+
+fn origin_words(source: CatalogSource) -> &'static str {
+    match source {
+        CatalogSource::Kvasir => "fetched by Kvasir",
+        CatalogSource::User => "own folder",
+        CatalogSource::HuggingFace => "Hugging Face cache",
+        CatalogSource::LmStudio => "LM Studio",
+        CatalogSource::Ollama => "Ollama",
+        CatalogSource::LlamaCpp => "llama.cpp cache",
+    }
 }
 
 /// What came of a file dialog.

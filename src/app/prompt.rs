@@ -50,7 +50,11 @@ pub enum Outcome {
     Tokens(Vec<TokenId>),
     /// The prompt leaves no room for an answer. `first_kept` is the first turn to send when `num_turns` oldest are left out;
     /// `None` when even the newest turn alone is too long.
-    TooLong { needed: u32, limit: u32, drop: Option<DropTurns> },
+    TooLong {
+        needed: u32,
+        limit: u32,
+        drop: Option<DropTurns>,
+    },
     Failed(String),
 }
 
@@ -143,10 +147,8 @@ fn lock(mutex: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
 fn work_loop(shared: &Shared, sender: &Sender<Done>, waker: &dyn Fn()) {
     loop {
         let queue = lock(&shared.queue);
-        let mut queue = shared
-            .changed
-            .wait_while(queue, |q| q.jobs.is_empty() && !q.is_closing)
-            .unwrap_or_else(|e| e.into_inner());
+        let mut queue =
+            shared.changed.wait_while(queue, |q| q.jobs.is_empty() && !q.is_closing).unwrap_or_else(|e| e.into_inner());
         let Some(job) = queue.jobs.pop_front() else { return };
         drop(queue);
         let outcome = prepare(&job);
@@ -193,12 +195,7 @@ fn encode(job: &Job, turns: &[Turn]) -> Result<Vec<TokenId>, String> {
 
 /// Applies the template. Some templates refuse a system message; for those it stands at the head of the first message,
 /// where their model cards put it.
-fn render(
-    template: &ChatTemplate,
-    system: Option<&str>,
-    turns: &[Turn],
-    now: Now,
-) -> Result<String, TemplateError> {
+fn render(template: &ChatTemplate, system: Option<&str>, turns: &[Turn], now: Now) -> Result<String, TemplateError> {
     let extra = BTreeMap::new();
     let apply = |messages: &serde_json::Value| {
         template.render(&RenderRequest { messages, tools: None, add_generation_prompt: true, now, extra: &extra })

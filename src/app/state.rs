@@ -82,10 +82,15 @@ pub enum Phase {
     Preparing,
     /// Waits for a place in the batch.
     Queued,
-    Reading { computed: u32, total: u32 },
+    Reading {
+        computed: u32,
+        total: u32,
+    },
     Writing,
     /// Paused for memory; it resumes by itself.
-    Preempted { kept_tokens: u32 },
+    Preempted {
+        kept_tokens: u32,
+    },
 }
 
 /// An answer under way, as the views see it.
@@ -252,9 +257,19 @@ pub struct AppState {
     pub notice: Option<String>,
     pub is_about_open: bool,
     pub focus: Option<FocusRequest>,
-    /// The name of the built-in default model, as offered at first run.
+    /// The built-in default model, as offered at first run.
     pub default_model: DefaultModel,
+    pub window_adapter: WindowAdapter,
     pub clock: Clock,
+}
+
+/// What draws the window; the best guess at what the engine will find.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WindowAdapter {
+    /// Empty without a window.
+    pub name: String,
+    /// A software rasteriser.
+    pub is_cpu: bool,
 }
 
 /// What the first run offers to download.

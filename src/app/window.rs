@@ -3,13 +3,14 @@
 //! Guarantees: a frame is drawn only when something changed (input, engine, store, a timer that a view asked for); news
 //! of the engine are gathered and paced; nothing here blocks.
 
+use super::chat::ChatId;
 use super::command::{Effect, UiCommand};
 use super::demo::Demo;
 use super::frame_stats::{FrameStats, MIN_INTERVAL, Pacer, WorkTimer, interval};
-use super::inspect::model::{InspectCommand, InspectModel};
+use super::inspect::{InspectCommand, InspectModel, InspectView, inspect_ui, live_dock_ui};
 use super::logic::{AppCore, CoreOptions, Waker};
 use super::shortcuts;
-use super::state::{Clock, ThemeChoice, Workspace};
+use super::state::{Clock, ThemeChoice, WindowAdapter, Workspace};
 use super::tessellate_timer::{FrameLog, TessellateTimer};
 use super::theme::{Theme, size, space};
 use super::views::chat::{ChatView, chat_workspace_ui};
@@ -29,6 +30,7 @@ const ZOOM: std::ops::RangeInclusive<f32> = 0.8..=2.0;
 pub struct KvasirApp {
     pub core: AppCore,
     pub inspect: InspectModel,
+    inspect_view: InspectView,
     pub chat_view: ChatView,
     sessions: SessionsView,
     demo: Option<Demo>,
@@ -41,13 +43,11 @@ pub struct KvasirApp {
     last_input_s: f64,
     blinks: bool,
     theme: Option<Theme>,
-    window_adapter: String,
-    is_cpu_window: bool,
+    repaint_for_inspect: bool,
 }
 
 impl KvasirApp {
     pub fn new(cc: &eframe::CreationContext<'_>, options: AppOptions, outcome: DemoOutcome) -> Result<Self, AppError> {
-        let (window_adapter, is_cpu_window) = window_adapter(cc);
         let pacer = Arc::new(Pacer::new());
         let waker = repaint_waker(&cc.egui_ctx, pacer.clone());
         let engine_waker = waker.clone();
@@ -55,7 +55,7 @@ impl KvasirApp {
         let core = AppCore::new(CoreOptions {
             engine: options.engine,
             data_dir: &options.data_dir,
-            model_folders: options.model_folders,
+            model_roots: options.model_roots,
             default_model: options.default_model,
             waker,
             clock: Clock { seconds: 0.0, unix_ms: unix_ms() },
@@ -64,6 +64,7 @@ impl KvasirApp {
         let mut app = KvasirApp {
             core,
             inspect: InspectModel::default(),
+            inspect_view: InspectView::default(),
             chat_view: ChatView::default(),
             sessions: SessionsView::default(),
             demo: options.demo.then(|| Demo::new(options.exit_after_demo)),
@@ -76,9 +77,9 @@ impl KvasirApp {
             last_input_s: 0.0,
             blinks: true,
             theme: None,
-            window_adapter,
-            is_cpu_window,
+            repaint_for_inspect: false,
         };
+        app.core.state.window_adapter = window_adapter(cc);
         if let Some(theme) = options.theme {
             app.core.state.theme = theme;
         }
@@ -137,7 +138,7 @@ impl KvasirApp {
 
     /// True where the window or the engine is drawn or computed on the CPU.
     fn is_slow(&self) -> bool {
-        self.is_cpu_window || self.core.state.model().is_some_and(|m| m.adapter.is_cpu)
+        self.core.state.window_adapter.is_cpu || self.core.state.model().is_some_and(|m| m.adapter.is_cpu)
     }
 
     fn rest_caret(&mut self, ctx: &Context) {
@@ -182,10 +183,10 @@ impl KvasirApp {
         (state.workspace == Workspace::Chat && state.run_of(chat).is_some()).then_some(UiCommand::Stop(chat))
     }
 
-    fn shell_ui(&mut self, ui: &mut Ui, commands: &mut Vec<UiCommand>) {
+    fn shell_ui(&mut self, ui: &mut Ui, commands: &mut Vec<UiCommand>, asked: &mut Vec<InspectCommand>) {
         let Some(theme) = self.theme else { return };
         let width = ui.available_width();
-        let KvasirApp { core, sessions, chat_view, inspect, frames, window_adapter, .. } = self;
+        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, frames, .. } = self;
         let mut cx = ViewCtx { state: &core.state, theme, commands };
         let cx = &mut cx;
         shell::top_bar_ui(cx, ui);
@@ -206,14 +207,14 @@ impl KvasirApp {
                 .default_size(size::DOCK)
                 .size_range(300.0..=560.0)
                 .frame(theme.panel_frame())
-                .show(ui, |ui| dock_ui(cx, inspect, ui));
+                .show(ui, |ui| dock_ui(cx, inspect, ui, asked));
         }
         CentralPanel::no_frame().frame(Frame::new().fill(theme.bg_panel)).show(ui, |ui| {
             shell::notice_ui(cx, ui);
             match cx.state.workspace {
                 Workspace::Chat => chat_workspace_ui(cx, chat_view, ui),
                 Workspace::Models => models::models_workspace_ui(cx, ui),
-                Workspace::Inspect => inspect_ui(cx, inspect, ui),
+                Workspace::Inspect => inspect_ui(ui, inspect_view, inspect, &theme, asked),
             }
         });
         let area = ui.ctx().content_rect();
@@ -233,19 +234,33 @@ impl KvasirApp {
                 theme.panel_frame().stroke(ui.visuals().window_stroke()).show(ui, |ui| {
                     ui.set_width(size::DOCK - 2.0 * space::M);
                     ui.set_height(height - 2.0 * space::M);
-                    dock_ui(cx, inspect, ui);
+                    dock_ui(cx, inspect, ui, asked);
                 });
             });
         }
         palette::palette_ui(cx, ui);
-        about::about_ui(cx, ui, frames, window_adapter);
+        about::about_ui(cx, ui, frames);
         drop_hint_ui(ui, &theme);
+    }
+
+    /// Lets Inspect do what its views asked for; the rest becomes commands of the shell.
+    fn ask_inspect(&mut self, asked: Vec<InspectCommand>, commands: &mut Vec<UiCommand>) {
+        for command in asked {
+            match self.inspect.apply(command) {
+                Some(InspectCommand::OpenInspect) => commands.push(UiCommand::ShowWorkspace(Workspace::Inspect)),
+                Some(InspectCommand::OpenModels) => commands.push(UiCommand::ShowWorkspace(Workspace::Models)),
+                Some(InspectCommand::RunDemo) => commands.push(UiCommand::RunDemo),
+                Some(InspectCommand::OpenOwner(id)) => commands.push(UiCommand::OpenChat(ChatId(id))),
+                // Done by the model: the views read it again.
+                _ => self.repaint_for_inspect = true,
+            }
+        }
     }
 
     fn carry_out(&mut self, ctx: &Context, commands: Vec<UiCommand>) {
         // A focus request has been seen by every view of this frame.
         self.core.state.focus = None;
-        let has_commands = !commands.is_empty();
+        let has_commands = !commands.is_empty() || std::mem::take(&mut self.repaint_for_inspect);
         for command in commands {
             self.core.apply(command);
         }
@@ -278,7 +293,9 @@ impl eframe::App for KvasirApp {
         self.rest_caret(&ctx);
         let mut commands = Vec::new();
         self.take_input(&ctx, &mut commands);
-        self.shell_ui(ui, &mut commands);
+        let mut asked = Vec::new();
+        self.shell_ui(ui, &mut commands, &mut asked);
+        self.ask_inspect(asked, &mut commands);
         self.carry_out(&ctx, commands);
         let build_us = timer.elapsed_us();
         self.frames.record(build_us);
@@ -295,16 +312,13 @@ impl eframe::App for KvasirApp {
     }
 }
 
-fn dock_ui(cx: &mut ViewCtx<'_>, inspect: &mut InspectModel, ui: &mut Ui) {
+fn dock_ui(cx: &mut ViewCtx<'_>, inspect: &InspectModel, ui: &mut Ui, asked: &mut Vec<InspectCommand>) {
     shell::dock_tabs_ui(cx, ui);
     match cx.state.dock_tab {
         super::state::DockTab::RunSettings => dock::run_settings_ui(cx, ui),
-        super::state::DockTab::Live => live_ui(cx, inspect, ui),
+        super::state::DockTab::Live => live_dock_ui(ui, inspect, &cx.theme, asked),
     }
 }
-
-fn inspect_ui(_cx: &mut ViewCtx<'_>, _inspect: &mut InspectModel, _ui: &mut Ui) {}
-fn live_ui(_cx: &mut ViewCtx<'_>, _inspect: &mut InspectModel, _ui: &mut Ui) {}
 
 fn overlay_ui(ui: &Ui, name: &str, align: Align2, offset: egui::Vec2, add: impl FnOnce(&mut Ui)) {
     Area::new(Id::unique(name)).order(Order::Middle).anchor(align, offset).show(ui.ctx(), add);
@@ -323,14 +337,12 @@ fn drop_hint_ui(ui: &Ui, theme: &Theme) {
     painter.text(rect.center(), Align2::CENTER_CENTER, "Drop to load the model", font, theme.text_strong);
 }
 
-fn window_adapter(cc: &eframe::CreationContext<'_>) -> (String, bool) {
-    match &cc.wgpu_render_state {
-        Some(state) => {
-            let info = state.adapter.get_info();
-            (format!("{} ({})", info.name, info.backend), info.device_type == wgpu::DeviceType::Cpu)
-        }
-        None => ("no window".into(), false),
-    }
+fn window_adapter(cc: &eframe::CreationContext<'_>) -> WindowAdapter {
+    let info = cc.wgpu_render_state.as_ref().map(|state| state.adapter.get_info());
+    info.map_or_else(WindowAdapter::default, |info| WindowAdapter {
+        is_cpu: info.device_type == wgpu::DeviceType::Cpu,
+        name: info.name,
+    })
 }
 
 /// Wakes the window from other threads, no sooner than its pace allows.

@@ -4,7 +4,7 @@
 //! [`CliError`] with what, why and how to mend it, and only `main.rs` ends the process; a closed standard output ends a
 //! command quietly.
 
-//mod app;
+mod app;
 mod args;
 mod bench;
 mod chat;
@@ -16,6 +16,7 @@ mod eval;
 mod generate;
 mod inspect;
 mod interrupt;
+mod logging;
 mod models;
 mod out;
 mod render;
@@ -33,10 +34,14 @@ use std::ffi::OsString;
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
+    #[command(flatten)]
+    pub app: app::AppArgs,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Command {
+    /// The desktop app (also without a command)
+    App(Box<app::AppArgs>),
     /// Completions of one or several prompts
     Generate(Box<generate::GenerateArgs>),
     /// A conversation in the terminal
@@ -87,12 +92,14 @@ pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
 }
 
 fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
-    let command = match cli.command {
-        None => return Err(CliError::failure("no app")),
-        Some(command) => command,
-    };
-    interrupt::install(force_exit);
+    let Some(command) = cli.command else { return app::run(&cli.app) };
+    // The window ends with Ctrl-C as any other program: chats are saved as they grow.
+    if !matches!(command, Command::App(_)) {
+        interrupt::install(force_exit);
+        logging::to_stderr();
+    }
     match command {
+        Command::App(args) => app::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -123,5 +130,17 @@ mod tests {
     #[test]
     fn the_flags_of_all_commands_fit_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_bare_path_opens_the_app() {
+        let cli = Cli::try_parse_from(["kvasir", "model.gguf"]).unwrap();
+        assert!(cli.command.is_none());
+        assert_eq!(cli.app.file.as_deref(), Some(std::path::Path::new("model.gguf")));
+        let cli = Cli::try_parse_from(["kvasir", "--demo", "--exit-after-demo"]).unwrap();
+        assert!(cli.command.is_none() && cli.app.demo && cli.app.exit_after_demo);
+        let cli = Cli::try_parse_from(["kvasir", "generate", "hello", "--max-tokens", "2"]).unwrap();
+        assert!(matches!(cli.command, Some(Command::Generate(_))));
+        assert!(Cli::try_parse_from(["kvasir", "--exit-after-demo"]).is_err());
     }
 }

@@ -112,7 +112,8 @@ fn exit_codes_tell_what_went_wrong() {
         (3, &["inspect", &text]),
         (3, &["tokenize", "--text", "hi", "--model", &text]),
         (3, &["estimate", &missing]),
-        (4, &["estimate", &llama, "--max-model-len", "8M", "--max-num-seqs", "256"]),
+        (4, &["estimate", &llama, "--num-gpu-blocks-override", "16M", "--block-size", "256"]),
+        (3, &["estimate", &llama, "--max-model-len", "8M"]),
         (5, &["generate", "hi", "--model", &llama, "--adapter", "no adapter has this name"]),
     ];
     for (want, args) in cases {

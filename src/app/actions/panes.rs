@@ -34,6 +34,7 @@ pub fn restore(core: &mut AppCore) {
     if let Some(theme) = core.setting(KEY_THEME).and_then(ThemeChoice::from_word) {
         core.state.theme = theme;
     }
+    remember(core);
 }
 
 /// Keeps which chats are side by side for the next start.

@@ -38,11 +38,17 @@ pub enum StoreError {
 pub enum StoreHealth {
     Writing,
     /// What is there can be read; nothing is written.
-    ReadOnly { reason: String },
+    ReadOnly {
+        reason: String,
+    },
     /// Neither: chats live until the window closes.
-    MemoryOnly { reason: String },
+    MemoryOnly {
+        reason: String,
+    },
     /// The last write failed and is tried again.
-    Failing { reason: String },
+    Failing {
+        reason: String,
+    },
 }
 
 /// What was on disk at start.
@@ -142,9 +148,8 @@ impl Store {
     fn with_writer(writer: Connection, reader: Connection) -> Store {
         let shared = Arc::new(Shared::new(StoreHealth::Writing));
         let thread_shared = shared.clone();
-        let spawned = std::thread::Builder::new()
-            .name("kvasir-store".into())
-            .spawn(move || write_loop(&writer, &thread_shared));
+        let spawned =
+            std::thread::Builder::new().name("kvasir-store".into()).spawn(move || write_loop(&writer, &thread_shared));
         match spawned {
             Ok(writer) => Store { shared, reader: Some(reader), writer: Some(writer) },
             Err(error) => {
@@ -347,10 +352,8 @@ fn write_loop(conn: &Connection, shared: &Shared) {
 /// Waits for writes, gathers for [`WRITE_EVERY`], takes them all. `None` when closing and nothing is left.
 fn next_batch(shared: &Shared) -> Option<Vec<Write>> {
     let queue = lock(&shared.queue);
-    let queue = shared
-        .changed
-        .wait_while(queue, |q| q.writes.is_empty() && !q.is_closing)
-        .unwrap_or_else(|e| e.into_inner());
+    let queue =
+        shared.changed.wait_while(queue, |q| q.writes.is_empty() && !q.is_closing).unwrap_or_else(|e| e.into_inner());
     let (mut queue, _) = shared
         .changed
         .wait_timeout_while(queue, WRITE_EVERY, |q| !q.is_closing && !q.is_urgent)

@@ -129,9 +129,9 @@ fn a_migration_backs_the_file_up_first_and_keeps_three() {
         sql::migrate(&mut conn, &path, &steps).unwrap();
         assert_eq!(sql::user_version(&conn).unwrap(), sql::MIGRATIONS.len() + n + 1);
     }
-    let backups = std::fs::read_dir(dir.path()).unwrap().filter(|e| {
-        e.as_ref().unwrap().file_name().to_string_lossy().ends_with(".bak")
-    });
+    let backups = std::fs::read_dir(dir.path())
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().ends_with(".bak"));
     assert_eq!(backups.count(), 3);
 }
 

@@ -8,11 +8,11 @@ use crate::app::store::StoreHealth;
 use crate::app::theme::space;
 use egui::{Grid, Id, Modal, RichText, Ui};
 
-pub fn about_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, frames: &FrameStats, window_adapter: &str) {
+pub fn about_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, frames: &FrameStats) {
     if !cx.state.is_about_open {
         return;
     }
-    let rows = facts(cx, frames, window_adapter);
+    let rows = facts(cx, frames);
     let modal = Modal::new(Id::unique("about")).show(ui.ctx(), |ui| {
         ui.set_width(420.0);
         ui.label(RichText::new("Kvasir").heading().color(cx.theme.text_strong));
@@ -41,8 +41,8 @@ pub fn about_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, frames: &FrameStats, window_a
     }
 }
 
-fn facts(cx: &ViewCtx<'_>, frames: &FrameStats, window_adapter: &str) -> Vec<(&'static str, String)> {
-    let mut rows = vec![("Window drawn by", window_adapter.to_owned())];
+fn facts(cx: &ViewCtx<'_>, frames: &FrameStats) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("Window drawn by", cx.state.window_adapter.name.clone())];
     if let Some(model) = cx.state.model() {
         let a = &model.adapter;
         rows.push(("Engine runs on", format!("{} ({}, {})", a.name, a.backend, a.driver)));

@@ -35,6 +35,11 @@ impl ChatView {
     pub fn is_following(&self, chat: ChatId) -> bool {
         self.transcripts.get(&chat).is_none_or(|t| t.follow.is_following)
     }
+
+    /// How far the transcript of a chat is scrolled down, and how far below the view it ends, in points.
+    pub fn scroll(&self, chat: ChatId) -> Option<(f32, f32)> {
+        self.transcripts.get(&chat).map(TranscriptView::scroll)
+    }
 }
 
 pub fn chat_workspace_ui(cx: &mut ViewCtx<'_>, view: &mut ChatView, ui: &mut Ui) {
@@ -102,9 +107,8 @@ fn pane_ui(cx: &mut ViewCtx<'_>, view: &mut ChatView, ui: &mut Ui, rect: Rect, i
     let Some(chat) = cx.state.panes.chats.get(idx).and_then(|id| cx.state.chat(*id)) else { return };
     let num_panes = cx.state.panes.chats.len();
     let is_focused = cx.state.panes.focused == idx;
-    let mut pane = ui.new_child(
-        UiBuilder::new().max_rect(rect).id_salt(("pane", chat.id.0)).layout(Layout::top_down(Align::Min)),
-    );
+    let mut pane =
+        ui.new_child(UiBuilder::new().max_rect(rect).id_salt(("pane", chat.id.0)).layout(Layout::top_down(Align::Min)));
     pane.shrink_clip_rect(rect);
     pane.painter().rect_filled(rect, 0.0, cx.theme.bg_panel);
     let was_pressed = ui.input(|i| i.pointer.any_pressed()) && ui.rect_contains_pointer(rect);
@@ -112,11 +116,7 @@ fn pane_ui(cx: &mut ViewCtx<'_>, view: &mut ChatView, ui: &mut Ui, rect: Rect, i
         cx.send(UiCommand::FocusPane(idx));
     }
     header_ui(cx, &mut pane, rect, chat, idx);
-    let options = ComposerOptions {
-        is_focused,
-        is_compact: rect.height() < MIN_TALL,
-        has_many_panes: num_panes > 1,
-    };
+    let options = ComposerOptions { is_focused, is_compact: rect.height() < MIN_TALL, has_many_panes: num_panes > 1 };
     let width = (rect.width() - 2.0 * space::L).min(COLUMN);
     let extra = extra_draft_height(&pane, chat, width, options);
     let height = height_of(options) + extra;
@@ -157,9 +157,8 @@ fn header_ui(cx: &mut ViewCtx<'_>, pane: &mut Ui, rect: Rect, chat: &Chat, idx: 
     let bar = Rect::from_min_size(rect.min, vec2(rect.width(), HEADER));
     pane.painter().hline(bar.x_range(), bar.bottom(), Stroke::new(1.0, cx.theme.border));
     let inner = bar.shrink2(vec2(space::M, 0.0));
-    let mut ui = pane.new_child(
-        UiBuilder::new().max_rect(inner).id_salt("header").layout(Layout::right_to_left(Align::Center)),
-    );
+    let mut ui =
+        pane.new_child(UiBuilder::new().max_rect(inner).id_salt("header").layout(Layout::right_to_left(Align::Center)));
     ui.spacing_mut().item_spacing.x = space::XS;
     if cx.state.panes.chats.len() > 1 && icon_button(&mut ui, Icon::Close, "Close pane (Ctrl+W)").clicked() {
         cx.send(UiCommand::ClosePane(idx));

@@ -10,8 +10,8 @@ use crate::app::prompt::context_limit;
 use crate::app::state::FocusRequest;
 use crate::app::theme::{radius, size, space};
 use egui::{
-    Align, Frame, Id, Key, Layout, KeyboardShortcut, Margin, Modifiers, Rect, ScrollArea, Sense, Stroke, TextEdit, Ui, Vec2, WidgetInfo,
-    accesskit::Role,
+    Align, Frame, Id, Key, KeyboardShortcut, Layout, Margin, Modifiers, Rect, ScrollArea, Sense, Stroke, TextEdit, Ui,
+    Vec2, WidgetInfo, accesskit::Role,
 };
 
 /// Above this share of the context the meter warns.
@@ -42,13 +42,7 @@ pub fn height_of(options: ComposerOptions) -> f32 {
     if options.is_compact { 44.0 } else { 84.0 }
 }
 
-pub fn composer_ui(
-    cx: &mut ViewCtx<'_>,
-    view: &mut ComposerView,
-    ui: &mut Ui,
-    chat: &Chat,
-    options: ComposerOptions,
-) {
+pub fn composer_ui(cx: &mut ViewCtx<'_>, view: &mut ComposerView, ui: &mut Ui, chat: &Chat, options: ComposerOptions) {
     let id = field_id(chat);
     let has_focus = ui.memory(|m| m.has_focus(id));
     let border = if has_focus { cx.theme.accent } else { cx.theme.border_strong };
@@ -73,13 +67,7 @@ pub fn composer_ui(
         });
 }
 
-fn field_ui(
-    cx: &mut ViewCtx<'_>,
-    view: &mut ComposerView,
-    ui: &mut Ui,
-    chat: &Chat,
-    options: ComposerOptions,
-) {
+fn field_ui(cx: &mut ViewCtx<'_>, view: &mut ComposerView, ui: &mut Ui, chat: &Chat, options: ComposerOptions) {
     let id = field_id(chat);
     let mut text = chat.draft.clone();
     let hint = if cx.state.model().is_some() { "Type a message" } else { "Type a message; load a model to send it" };
@@ -93,8 +81,8 @@ fn field_ui(
         .return_key(KeyboardShortcut::new(Modifiers::SHIFT, Key::Enter));
     let salt = ("composer_scroll", chat.id.0);
     let max_height = if options.is_compact { size::CLICK + space::S } else { MAX_TEXT_HEIGHT };
-    let response =
-        ScrollArea::vertical().id_salt(salt).max_height(max_height).show(ui, |ui| ui.add(field)).inner;
+    let scroll = ScrollArea::vertical().id_salt(salt).max_height(max_height).min_scrolled_height(size::CLICK);
+    let response = scroll.show(ui, |ui| ui.add(field)).inner;
     let owns_input = ui.memory(|m| m.owns_ime_events(id));
     let sends = ui.input(|i| view.enter.frame(&i.events, owns_input));
     if text != chat.draft {

@@ -32,10 +32,8 @@ pub fn run_settings_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
 
 fn prompt_ui(cx: &ViewCtx<'_>, ui: &mut Ui, settings: &mut RunSettings) {
     let label = ui.label("System prompt");
-    let field = TextEdit::multiline(&mut settings.system_prompt)
-        .hint_text("None")
-        .desired_rows(4)
-        .desired_width(f32::INFINITY);
+    let field =
+        TextEdit::multiline(&mut settings.system_prompt).hint_text("None").desired_rows(4).desired_width(f32::INFINITY);
     ScrollArea::vertical().id_salt("system_prompt").max_height(150.0).show(ui, |ui| {
         ui.add(field).labelled_by(label.id);
     });

@@ -1,7 +1,9 @@
 //! Icons drawn with strokes, so that they look the same on every system and follow the text colour.
 
 use crate::app::theme::size;
-use egui::{Color32, Painter, Pos2, Rect, Response, Sense, Stroke, StrokeKind, Ui, Vec2, WidgetInfo, accesskit::Role, vec2};
+use egui::{
+    Color32, Painter, Pos2, Rect, Response, Sense, Stroke, StrokeKind, Ui, Vec2, WidgetInfo, accesskit::Role, vec2,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icon {

@@ -65,18 +65,14 @@ fn user_ui(cx: &mut ViewCtx<'_>, view: &mut MessageView, ui: &mut Ui, chat: &Cha
     });
     ui.spacing_mut().item_spacing.y = 0.0;
     let is_hovered = ui.rect_contains_pointer(inner.response.rect.expand2(Vec2::new(0.0, size::CLICK)));
-    ui.allocate_ui_with_layout(
-        Vec2::new(full, size::CLICK),
-        egui::Layout::right_to_left(egui::Align::Center),
-        |ui| {
-            ui.set_min_height(size::CLICK);
-            small_actions(ui);
-            siblings_ui(cx, ui, chat, message);
-            if is_hovered {
-                user_actions_ui(cx, ui, chat, message);
-            }
-        },
-    );
+    ui.allocate_ui_with_layout(Vec2::new(full, size::CLICK), egui::Layout::right_to_left(egui::Align::Center), |ui| {
+        ui.set_min_height(size::CLICK);
+        small_actions(ui);
+        siblings_ui(cx, ui, chat, message);
+        if is_hovered {
+            user_actions_ui(cx, ui, chat, message);
+        }
+    });
 }
 
 /// As wide as the text on one line, at most `max`.

@@ -40,7 +40,8 @@ impl ViewCtx<'_> {
 
 /// A dot in an owner's colour, in line with text.
 pub fn owner_dot(ui: &mut Ui, color: Color32) {
-    let (rect, _) = ui.allocate_exact_size(Vec2::new(10.0, ui.text_style_height(&egui::TextStyle::Body)), Sense::hover());
+    let (rect, _) =
+        ui.allocate_exact_size(Vec2::new(10.0, ui.text_style_height(&egui::TextStyle::Body)), Sense::hover());
     ui.painter().circle_filled(rect.center(), 4.0, color);
 }
 

@@ -126,29 +126,32 @@ fn offer_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
 fn row_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, entry: &ModelEntry) {
     let is_loaded = cx.state.model().is_some_and(|m| m.path.as_deref() == Some(entry.path.as_path()));
     let fill = if is_loaded { cx.theme.accent_bg } else { egui::Color32::TRANSPARENT };
-    Frame::new().fill(fill).corner_radius(radius::MEDIUM).inner_margin(Margin::symmetric(space::S as i8, 6)).show(ui, |ui| {
-        ui.set_min_size(Vec2::new(ui.available_width(), ROW_HEIGHT - 12.0));
-        ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
-            if entry.problem.is_none() {
-                let clicked = match is_loaded {
-                    true => ui.button("Unload").clicked().then_some(UiCommand::Unload),
-                    false => ui.button("Load").clicked().then(|| UiCommand::LoadModel(entry.path.clone())),
-                };
-                cx.commands.extend(clicked);
-            }
-            if quiet_button(ui, "Copy path").clicked() {
-                cx.commands.push(UiCommand::Copy(entry.path.display().to_string()));
-            }
-            ui.with_layout(Layout::top_down(Align::Min), |ui| {
-                let color = if entry.problem.is_some() { cx.theme.text_weak } else { cx.theme.text_strong };
-                ui.add(Label::new(RichText::new(&entry.name).color(color)).truncate());
-                match &entry.problem {
-                    Some(problem) => ui.add(Label::new(small(problem, cx.theme.warn)).truncate()),
-                    None => ui.add(Label::new(small(facts_of(entry), cx.theme.text_weak)).truncate()),
-                };
+    Frame::new().fill(fill).corner_radius(radius::MEDIUM).inner_margin(Margin::symmetric(space::S as i8, 6)).show(
+        ui,
+        |ui| {
+            ui.set_min_size(Vec2::new(ui.available_width(), ROW_HEIGHT - 12.0));
+            ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
+                if entry.problem.is_none() {
+                    let clicked = match is_loaded {
+                        true => ui.button("Unload").clicked().then_some(UiCommand::Unload),
+                        false => ui.button("Load").clicked().then(|| UiCommand::LoadModel(entry.path.clone())),
+                    };
+                    cx.commands.extend(clicked);
+                }
+                if quiet_button(ui, "Copy path").clicked() {
+                    cx.commands.push(UiCommand::Copy(entry.path.display().to_string()));
+                }
+                ui.with_layout(Layout::top_down(Align::Min), |ui| {
+                    let color = if entry.problem.is_some() { cx.theme.text_weak } else { cx.theme.text_strong };
+                    ui.add(Label::new(RichText::new(&entry.name).color(color)).truncate());
+                    match &entry.problem {
+                        Some(problem) => ui.add(Label::new(small(problem, cx.theme.warn)).truncate()),
+                        None => ui.add(Label::new(small(facts_of(entry), cx.theme.text_weak)).truncate()),
+                    };
+                });
             });
-        });
-    });
+        },
+    );
 }
 
 fn facts_of(entry: &ModelEntry) -> String {

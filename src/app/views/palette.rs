@@ -6,7 +6,9 @@ use crate::app::command::UiCommand;
 use crate::app::shortcuts::actions;
 use crate::app::state::{AppState, FocusRequest, PaletteState};
 use crate::app::theme::{radius, space};
-use egui::{Align, Align2, Area, Frame, Id, Key, Label, Layout, Margin, Order, RichText, ScrollArea, Sense, TextEdit, Ui, vec2};
+use egui::{
+    Align, Align2, Area, Frame, Id, Key, Label, Layout, Margin, Order, RichText, ScrollArea, Sense, TextEdit, Ui, vec2,
+};
 
 const WIDTH: f32 = 520.0;
 const ROW_HEIGHT: f32 = 30.0;
@@ -30,7 +32,8 @@ pub fn entries(state: &AppState, query: &str, format_key: &dyn Fn(&egui::Keyboar
         chat: None,
         command: a.command,
     });
-    let chats = state.order.iter().filter_map(|id| state.chat(*id)).filter(|c| matches(&c.title, query)).take(MAX_CHATS);
+    let chats =
+        state.order.iter().filter_map(|id| state.chat(*id)).filter(|c| matches(&c.title, query)).take(MAX_CHATS);
     let chats = chats.map(|c| Entry {
         name: c.title.clone(),
         key: String::new(),
@@ -66,9 +69,9 @@ pub fn palette_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
             });
         });
     let pressed_outside = ctx.input(|i| i.pointer.any_pressed())
-        && ctx.memory(|m| m.area_rect(Id::unique("palette"))).is_some_and(|rect| {
-            ctx.input(|i| i.pointer.interact_pos()).is_some_and(|at| !rect.contains(at))
-        });
+        && ctx
+            .memory(|m| m.area_rect(Id::unique("palette")))
+            .is_some_and(|rect| ctx.input(|i| i.pointer.interact_pos()).is_some_and(|at| !rect.contains(at)));
     if pressed_outside {
         cx.send(UiCommand::ClosePalette);
     }

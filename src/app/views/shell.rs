@@ -91,13 +91,21 @@ pub fn model_facts(model: &LoadedModel) -> String {
     let context = crate::app::prompt::context_limit(model);
     let quant = Some(model.quant.as_str()).filter(|q| !q.is_empty() && !model.name.contains(q));
     let context = format!("{} context", format::count(context.into()));
-    [quant.map(str::to_owned), Some(context), Some(adapter_words(model))].into_iter().flatten().collect::<Vec<_>>().join(" · ")
+    [quant.map(str::to_owned), Some(context), Some(adapter_words(model))]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" · ")
+}
+
+pub fn adapter_words(model: &LoadedModel) -> String {
+    let name = short_adapter_name(&model.adapter.name);
+    if name.is_empty() { model.adapter.backend.clone() } else { name.to_owned() }
 }
 
 /// The adapter's name without the details that drivers put in brackets.
-pub fn adapter_words(model: &LoadedModel) -> String {
-    let name = model.adapter.name.split(" (").next().unwrap_or_default().trim();
-    if name.is_empty() { model.adapter.backend.clone() } else { name.to_owned() }
+pub fn short_adapter_name(name: &str) -> &str {
+    name.split(" (").next().unwrap_or_default().trim()
 }
 
 fn model_chip_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {

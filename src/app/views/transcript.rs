@@ -84,6 +84,11 @@ pub fn transcript_ui(cx: &mut ViewCtx<'_>, view: &mut TranscriptView, ui: &mut U
 }
 
 impl TranscriptView {
+    /// Offset from the top, and distance from the end.
+    pub fn scroll(&self) -> (f32, f32) {
+        (self.last_offset, self.end_distance)
+    }
+
     fn height(&self, message: &Message, width: f32) -> f32 {
         match self.heights.get(&message.id) {
             Some(m) if m.width == width => m.height,

@@ -19,7 +19,11 @@ pub fn welcome_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     ScrollArea::vertical().id_salt("welcome").auto_shrink([false, false]).show(ui, |ui| {
         ui.vertical_centered(|ui| {
             ui.add_space((ui.available_height() * 0.12).clamp(space::L, 96.0));
-            ui.label(RichText::new("Welcome to Kvasir").size(crate::app::theme::font_size::TITLE).color(cx.theme.text_strong));
+            ui.label(
+                RichText::new("Welcome to Kvasir")
+                    .size(crate::app::theme::font_size::TITLE)
+                    .color(cx.theme.text_strong),
+            );
             ui.add_space(space::XS);
             ui.label(small("Language models on your own GPU, with the engine in view", cx.theme.text_weak));
             ui.add_space(space::L);
@@ -99,7 +103,35 @@ fn failed_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, message: &str, fix: Option<&str>
     ui.add_space(space::M);
 }
 
+/// What the model will run on, as far as is known before one is loaded.
+fn adapter_ui(cx: &ViewCtx<'_>, ui: &mut Ui) {
+    let adapter = &cx.state.window_adapter;
+    if adapter.name.is_empty() {
+        return;
+    }
+    let name = super::shell::short_adapter_name(&adapter.name);
+    let (color, text, note) = match adapter.is_cpu {
+        false => (cx.theme.success, format!("Your GPU: {name}"), None),
+        true => {
+            let note = "No GPU was found, so models run on the CPU through software Vulkan: choose a small one";
+            (cx.theme.warn, format!("Your adapter: {name}"), Some(note))
+        }
+    };
+    card(cx).show(ui, |ui| {
+        ui.set_width(ui.available_width());
+        ui.horizontal(|ui| {
+            super::owner_dot(ui, color);
+            ui.label(RichText::new(text).color(cx.theme.text_strong));
+        });
+        if let Some(note) = note {
+            ui.label(small(note, cx.theme.text_weak));
+        }
+    });
+    ui.add_space(space::M);
+}
+
 fn offers_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
+    adapter_ui(cx, ui);
     card(cx).show(ui, |ui| {
         ui.set_width(ui.available_width());
         ui.label(RichText::new("Choose a model").color(cx.theme.text_strong));
