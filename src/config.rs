@@ -251,28 +251,28 @@ impl<'de> Deserialize<'de> for HumanInt {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Graphics interface: auto, vulkan, metal or dx12
-    #[arg(long, value_name = "NAME", env = "KVASIR_BACKEND")]
+    #[arg(long, value_name = "NAME", env = "KVASIR_BACKEND", hide_env_values = true)]
     pub backend: Option<String>,
     /// Use the adapter whose name holds this text
-    #[arg(long, value_name = "TEXT", env = "KVASIR_ADAPTER")]
+    #[arg(long, value_name = "TEXT", env = "KVASIR_ADAPTER", hide_env_values = true)]
     pub adapter: Option<String>,
     /// Longest context in tokens (32k is 32,000, 32K is 32,768)
-    #[arg(long, value_name = "N", env = "KVASIR_MAX_MODEL_LEN")]
+    #[arg(long, value_name = "N", env = "KVASIR_MAX_MODEL_LEN", hide_env_values = true)]
     pub max_model_len: Option<HumanInt>,
     /// Rows of the batch
-    #[arg(long, value_name = "N", env = "KVASIR_MAX_NUM_SEQS")]
+    #[arg(long, value_name = "N", env = "KVASIR_MAX_NUM_SEQS", hide_env_values = true)]
     pub max_num_seqs: Option<HumanInt>,
     /// Token budget of a step
-    #[arg(long, value_name = "N", env = "KVASIR_MAX_NUM_BATCHED_TOKENS")]
+    #[arg(long, value_name = "N", env = "KVASIR_MAX_NUM_BATCHED_TOKENS", hide_env_values = true)]
     pub max_num_batched_tokens: Option<HumanInt>,
     /// Tokens of a KV block
-    #[arg(long, value_name = "N", env = "KVASIR_BLOCK_SIZE")]
+    #[arg(long, value_name = "N", env = "KVASIR_BLOCK_SIZE", hide_env_values = true)]
     pub block_size: Option<HumanInt>,
     /// Share of the memory that the engine may take, 0 to 1
-    #[arg(long, value_name = "SHARE", env = "KVASIR_GPU_MEMORY_UTILIZATION")]
+    #[arg(long, value_name = "SHARE", env = "KVASIR_GPU_MEMORY_UTILIZATION", hide_env_values = true)]
     pub gpu_memory_utilization: Option<f32>,
     /// Exactly this many KV blocks
-    #[arg(long, value_name = "N", env = "KVASIR_NUM_GPU_BLOCKS_OVERRIDE")]
+    #[arg(long, value_name = "N", env = "KVASIR_NUM_GPU_BLOCKS_OVERRIDE", hide_env_values = true)]
     pub num_gpu_blocks_override: Option<HumanInt>,
     /// Find prompt prefixes that were computed before (the default)
     #[arg(long, overrides_with = "no_enable_prefix_caching")]

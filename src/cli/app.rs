@@ -23,7 +23,7 @@ pub struct AppArgs {
     #[arg(long, requires = "demo")]
     pub exit_after_demo: bool,
     /// Keep conversations in this folder
-    #[arg(long, value_name = "DIR", env = "KVASIR_DATA_DIR")]
+    #[arg(long, value_name = "DIR", env = "KVASIR_DATA_DIR", hide_env_values = true)]
     pub data_dir: Option<PathBuf>,
     /// dark, light or auto, instead of the last choice
     #[arg(long, value_name = "NAME")]

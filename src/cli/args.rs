@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 /// Which model, and how to run it.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// A GGUF file, a Hugging Face folder or the id of a model found here (default: the built-in default model)
-    #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL")]
+    #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL", hide_env_values = true)]
     pub model: Option<String>,
     #[command(flatten)]
     pub engine: EngineArgs,

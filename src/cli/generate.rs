@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Tokens of an output where nothing is said.
+const DEFAULT_MAX_TOKENS: u32 = 256;
+
 #[derive(Clone, Debug, clap::Args)]
 pub struct GenerateArgs {
     /// What to continue, or with --chat what to answer
@@ -35,14 +38,14 @@ pub struct GenerateArgs {
     /// Outputs per prompt
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub n: u32,
-    /// At most this many tokens per output
-    #[arg(long, value_name = "N", default_value = "256")]
-    pub max_tokens: HumanInt,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
+    /// At most this many tokens per output (default: 256, less where the context ends before)
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<HumanInt>,
     /// Print one JSON object per prompt
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     #[command(flatten)]
     pub model: ModelArgs,
 }
@@ -107,13 +110,15 @@ fn submit_all(
     let mut all = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let mut runs = Vec::new();
+        let room = session.model.max_model_len.saturating_sub(prompt.len() as u32).max(1);
+        let max_tokens = args.max_tokens.unwrap_or(HumanInt(DEFAULT_MAX_TOKENS.min(room)));
         for choice in 0..args.n {
             let sampling = args.sampling.params(&session.model.defaults);
             runs.push(session.engine.submit(GenerateRequest {
                 owner: OwnerTag { id: i as u64, label: format!("prompt {}", i + 1) },
                 prompt: prompt.clone(),
                 sampling: SamplingParams { seed: sampling.seed.map(|s| choice_seed(s, choice)), ..sampling },
-                stop: args.sampling.stop_rules(Some(args.max_tokens)),
+                stop: args.sampling.stop_rules(Some(max_tokens)),
                 cache_salt: 0,
             })?);
         }

@@ -20,7 +20,7 @@ pub struct RenderArgs {
     #[arg(long, value_name = "FILE")]
     pub template: Option<PathBuf>,
     /// The model whose template is applied
-    #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL", conflicts_with = "template")]
+    #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL", hide_env_values = true, conflicts_with = "template")]
     pub model: Option<String>,
     #[arg(long, value_name = "TEXT", requires = "template")]
     pub bos_token: Option<String>,

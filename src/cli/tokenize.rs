@@ -11,7 +11,7 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug, clap::Args)]
 pub struct TokenizeArgs {
     /// The model whose tokenizer is used
-    #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL")]
+    #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL", hide_env_values = true)]
     pub model: Option<String>,
     /// The text (default: standard input)
     #[arg(long, value_name = "TEXT")]

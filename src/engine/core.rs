@@ -78,7 +78,8 @@ impl EngineCore {
             max_num_seqs: options.max_num_seqs,
             max_tokens_per_step,
             max_model_len: model.max_model_len,
-            max_waiting: options.max_queue,
+            // Submit counts new requests only; preempted ones wait beside them.
+            max_waiting: options.max_queue.saturating_add(options.max_num_seqs),
             long_prefill_cap: max_tokens_per_step,
             watermark_blocks: executor.num_blocks() / 100,
             max_preemptions: MAX_PREEMPTIONS,
@@ -113,7 +114,8 @@ impl EngineCore {
     /// Queues a request; a refusal is its terminal event.
     pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
         let text = TextOutput::new(self.model.tokenizer.clone(), &request.stop.stop_strings);
-        let run = LiveRun::new(request.owner, events, text, self.now_us());
+        let submitted_us = micros64(events.created().saturating_duration_since(self.started));
+        let run = LiveRun::new(request.owner, events, text, submitted_us);
         let added = self.scheduler.add(NewSequence {
             id,
             prompt: request.prompt,

@@ -26,7 +26,7 @@ const KV_BYTES_PER_TOKEN: u64 = 4096;
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                         {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-pub(super) fn engine_options(fake: &FakeOptions) -> EngineOptions {
+pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
     EngineOptions {
         backend: BackendChoice::Auto,
         adapter: None,

@@ -217,7 +217,7 @@ fn go_on(on_progress: OnProgress<'_>, phase: &str) -> Result<(), LoadFailure> {
     }
 }
 
-fn loaded_model(
+pub(super) fn loaded_model(
     model: &Model,
     text: TextSide,
     adapter: AdapterSummary,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 const CAPACITY: usize = 64;
 
 struct Mailbox {
+    created: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -40,7 +41,8 @@ pub struct EventStream(Arc<Mailbox>);
 
 /// A connected pair.
 pub fn channel() -> (EventSink, EventStream) {
-    let mailbox = Arc::new(Mailbox { state: Mutex::new(State::default()), changed: Condvar::new() });
+    let mailbox =
+        Arc::new(Mailbox { created: Instant::now(), state: Mutex::new(State::default()), changed: Condvar::new() });
     (EventSink(mailbox.clone()), EventStream(mailbox))
 }
 
@@ -55,6 +57,11 @@ impl EventSink {
         accept(&mut state.events, event);
         drop(state);
         self.0.changed.notify_all();
+    }
+
+    /// When the pair was made: at submit.
+    pub fn created(&self) -> Instant {
+        self.0.created
     }
 
     /// True once the client dropped its end or cancelled.

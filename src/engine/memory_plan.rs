@@ -132,3 +132,49 @@ pub fn available_memory() -> Option<u64> {
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     kib.checked_mul(1024)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::options::FakeOptions;
+
+    fn tiny() -> Model {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        Model::open(&root.join("tests/data/fixtures/tiny/llama")).expect("a fixture")
+    }
+
+    fn options(len: Option<u32>, blocks: Option<u32>) -> EngineOptions {
+        let options = crate::engine::fake::engine_options(&FakeOptions::small());
+        EngineOptions { max_model_len: len, num_gpu_blocks_override: blocks, ..options }
+    }
+
+    fn on_cpu(available_mib: u64) -> Machine {
+        Machine { is_cpu: true, available_bytes: Some(available_mib << 20) }
+    }
+
+    #[test]
+    fn a_small_model_gets_room_for_every_row() {
+        let plan = plan(&tiny(), &options(None, None), on_cpu(1000)).unwrap();
+        // 8 rows of the whole context of 512 tokens, and the null block.
+        assert_eq!((plan.max_model_len, plan.memory.num_blocks), (512, 8 * 512 / 16 + 1));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_given_or_refused() {
+        let model = tiny();
+        let given = plan(&model, &options(Some(100), Some(50)), on_cpu(1000)).unwrap();
+        assert_eq!((given.max_model_len, given.memory.num_blocks), (100, 50));
+        let refused = |len, blocks, mib| plan(&model, &options(len, blocks), on_cpu(mib)).unwrap_err();
+        assert_eq!(refused(Some(513), None, 1000).kind, FailureKind::Model);
+        assert_eq!(refused(None, Some(1 << 24), 1000).kind, FailureKind::DoesNotFit);
+        assert_eq!(refused(Some(500), Some(10), 1000).kind, FailureKind::DoesNotFit);
+        let full = refused(None, None, 1);
+        assert!(full.kind == FailureKind::DoesNotFit && full.message.contains("weights"), "{full:?}");
+    }
+
+    #[test]
+    fn a_small_pool_shortens_the_context() {
+        let plan = plan(&tiny(), &options(None, Some(11)), on_cpu(1000)).unwrap();
+        assert_eq!(plan.max_model_len, 160);
+    }
+}

@@ -415,3 +415,53 @@ fn a_new_load_ends_the_runs_before_and_is_ready_again() {
     assert!(engine.wait_for_model(|_| {}).is_ok());
     assert_eq!(hear(&engine.submit(request("on the new one", 5)).unwrap()).tokens.len(), 5);
 }
+
+/// A loader of the CPU reference on a fixture model: the whole street without a GPU.
+fn reference_loader(model: &'static str) -> super::thread::Loader {
+    use super::loader::{LoadFailure, Loaded};
+    use crate::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
+    Box::new(move |request, _| {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fixtures").join(model);
+        let config = ReferenceConfig { num_blocks: 64, block_size: request.options.block_size };
+        let build = move |path: &std::path::Path| {
+            let model = crate::model::Model::open(path)?;
+            let executor = ReferenceExecutor::new(&model, config);
+            executor.map_err(|e| LoadFailure::engine(e.to_string()))
+        };
+        let model = crate::model::Model::open(&path)?;
+        let text = super::text_side::read(&model)?;
+        let executor: Box<dyn crate::executor::Executor> = Box::new(build(&path)?);
+        let adapter = super::handle::AdapterSummary::default();
+        let loaded = super::loader::loaded_model(&model, text, adapter, &*executor, &request.options, 512);
+        let rebuild: super::loader::Rebuild = Box::new(move |_| Ok(Box::new(build(&path)?)));
+        Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild })
+    })
+}
+
+#[test]
+fn a_real_model_gives_the_greedy_tokens_of_its_reference() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fixtures/tiny/llama");
+    let bytes = std::fs::read(root.join("reference.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let ids = |name: &str| -> Vec<u32> {
+        let bytes = file.tensor(name).unwrap().data().to_vec();
+        bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+    };
+    let fake = FakeOptions { block_size: 16, max_num_batched_tokens: 24, ..FakeOptions::small() };
+    let options = super::fake::engine_options(&fake);
+    let engine = EngineHandle::start_with(options.clone(), reference_loader("tiny/llama"));
+    engine.load(super::options::LoadRequest { source: super::options::ModelSource::Default, options });
+    let model = engine.wait_for_model(|_| {}).unwrap();
+    assert_eq!((model.defaults.temperature, model.template.is_some()), (Some(0.6), true));
+    let names = ["short", "one", "long"];
+    let runs: Vec<Run> = names
+        .iter()
+        .map(|name| {
+            let prompt = ids(&format!("{name}.input_ids"));
+            engine.submit(GenerateRequest { prompt, ..request("", 32) }).unwrap()
+        })
+        .collect();
+    for (name, run) in names.iter().zip(&runs) {
+        assert_eq!(hear(run).tokens, ids(&format!("{name}.greedy_ids")), "{name}");
+    }
+}

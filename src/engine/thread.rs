@@ -83,7 +83,12 @@ impl EngineThread {
         while let Some(command) = self.next_command() {
             match command {
                 EngineCommand::Shutdown => break,
-                command => self.handle(command),
+                command => {
+                    // The scheduler asserts its books also when requests come and go between steps.
+                    if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(|| self.handle(command))) {
+                        self.recover(format!("a command failed: {}", panic_text(&*panic)));
+                    }
+                }
             }
         }
         self.drop_model(&RunError::ShutDown);
