@@ -3,7 +3,6 @@
 mod chat;
 mod demo;
 mod inspect;
-mod looks;
 mod shell;
 mod states;
 
