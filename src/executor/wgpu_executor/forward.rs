@@ -12,8 +12,8 @@ use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::{KvFormat, KvLayout};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::matmul::{self, Matmul};
-use crate::kernels::penalties::Penalties;
 use crate::kernels::norm::Norm;
+use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
 use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
 use crate::kernels::sample::{self, Sample};
@@ -310,7 +310,13 @@ impl Builder<'_> {
         (y, y_stride): (&BufferSlice, u32),
         accumulate: bool,
     ) -> Result<Matmul, LoadError> {
-        self.matmul_of(&part.matrix, part.bias.as_ref(), x, (y, y_stride, part.y_offset), (accumulate, RowCount::Tokens))
+        self.matmul_of(
+            &part.matrix,
+            part.bias.as_ref(),
+            x,
+            (y, y_stride, part.y_offset),
+            (accumulate, RowCount::Tokens),
+        )
     }
 
     fn matmul_of(

@@ -294,12 +294,7 @@ fn exec_error(error: GpuError) -> ExecError {
 
 fn stats_of(finished: &Finished) -> StepStats {
     let s = finished.stats;
-    StepStats {
-        submits: s.submits,
-        passes: s.passes,
-        dispatches: s.dispatches,
-        readback_bytes: s.readback_bytes,
-    }
+    StepStats { submits: s.submits, passes: s.passes, dispatches: s.dispatches, readback_bytes: s.readback_bytes }
 }
 
 fn add(total: &mut StepStats, more: StepStats) {

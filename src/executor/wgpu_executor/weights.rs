@@ -86,7 +86,8 @@ impl Loader<'_> {
         ];
         // A padded intermediate size leaves a gap between gate and up, which one matrix cannot skip.
         let up_at = stride(spec.intermediate_size);
-        let gate_up = [(WeightRole::Gate(l), WeightRole::GateBias(l), 0), (WeightRole::Up(l), WeightRole::UpBias(l), up_at)];
+        let gate_up =
+            [(WeightRole::Gate(l), WeightRole::GateBias(l), 0), (WeightRole::Up(l), WeightRole::UpBias(l), up_at)];
         Ok(LayerWeights {
             attn_norm: self.vector("attention norm", WeightRole::AttnNorm(l), stride(spec.hidden_size))?,
             qkv: self.fused("qkv", &qkv)?,
@@ -103,7 +104,7 @@ impl Loader<'_> {
         let mut runs: Vec<(Vec<(WeightRole, Option<WeightRole>)>, u32)> = Vec::new();
         let mut last = None;
         for &(role, bias, y_offset) in roles {
-            let view = self.view(role)?;
+            let view = view(self.model, role)?;
             let (dtype, rows) = (view.dtype, view.shape.first().copied().unwrap_or(0) as u32);
             match runs.last_mut() {
                 Some((run, _)) if last == Some((dtype, y_offset)) => run.push((role, Some(bias))),
@@ -120,7 +121,7 @@ impl Loader<'_> {
         let mut bias = Vec::with_capacity(matrix.n as usize);
         let mut has_bias = false;
         for (role, bias_role) in run {
-            let rows = self.view(*role)?.shape.first().copied().unwrap_or(0) as usize;
+            let rows = view(self.model, *role)?.shape.first().copied().unwrap_or(0) as usize;
             let values = match bias_role {
                 Some(bias_role) => self.model.weight(*bias_role)?.map(|v| floats(&v)).transpose()?,
                 None => None,
@@ -133,27 +134,24 @@ impl Loader<'_> {
     }
 
     fn matrix(&mut self, name: &str, roles: &[WeightRole]) -> Result<PackedMatrix, LoadError> {
-        let views = roles.iter().map(|&r| self.view(r)).collect::<Result<Vec<_>, _>>()?;
+        let model = self.model;
+        let views = roles.iter().map(|&r| view(model, r)).collect::<Result<Vec<_>, _>>()?;
         let k = views[0].shape.last().copied().unwrap_or(0) as u32;
         let parts: Vec<&[u8]> = views.iter().map(|v| v.bytes).collect();
         let label = format!("{}{name}", self.label);
         Ok(PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?)
     }
 
-    fn view(&self, role: WeightRole) -> Result<TensorView<'_>, LoadError> {
-        self.model.weight(role)?.ok_or(LoadError::MissingWeight { role })
-    }
-
     /// A vector as f32, padded with zeros to `len`.
     fn vector(&mut self, name: &str, role: WeightRole, len: u32) -> Result<Buffer, LoadError> {
-        let mut values = floats(&self.view(role)?)?;
+        let mut values = floats(&view(self.model, role)?)?;
         values.resize(len as usize, 0.0);
         self.floats(name, &values)
     }
 
     fn qk_gains(&mut self, l: u32) -> Result<Buffer, LoadError> {
-        let mut gains = floats(&self.view(WeightRole::QNorm(l))?)?;
-        gains.extend(floats(&self.view(WeightRole::KNorm(l))?)?);
+        let mut gains = floats(&view(self.model, WeightRole::QNorm(l))?)?;
+        gains.extend(floats(&view(self.model, WeightRole::KNorm(l))?)?);
         self.floats("qk norm", &gains)
     }
 
@@ -163,6 +161,10 @@ impl Loader<'_> {
         self.uploader.write(&buffer.whole(), bytemuck::cast_slice(values))?;
         Ok(buffer)
     }
+}
+
+fn view(model: &Model, role: WeightRole) -> Result<TensorView<'_>, LoadError> {
+    model.weight(role)?.ok_or(LoadError::MissingWeight { role })
 }
 
 fn floats(view: &TensorView<'_>) -> Result<Vec<f32>, LoadError> {

@@ -4,6 +4,6 @@ mod attention;
 mod gpu;
 pub mod harness;
 mod matmul;
-mod rows;
 mod rope_kv_write;
+mod rows;
 mod sample;
