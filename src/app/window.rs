@@ -33,6 +33,7 @@ pub struct KvasirApp {
     inspect_view: InspectView,
     pub chat_view: ChatView,
     sessions: SessionsView,
+    markdown: egui_commonmark::CommonMarkCache,
     demo: Option<Demo>,
     demo_outcome: DemoOutcome,
     closes_after_demo: bool,
@@ -67,7 +68,8 @@ impl KvasirApp {
             inspect_view: InspectView::default(),
             chat_view: ChatView::default(),
             sessions: SessionsView::default(),
-            demo: options.demo.then(|| Demo::new(options.exit_after_demo)),
+            markdown: Default::default(),
+            demo: options.demo.then(|| Demo::new(options.exit_after_demo, options.workspace)),
             demo_outcome: outcome,
             closes_after_demo: options.exit_after_demo,
             frames: FrameStats::default(),
@@ -186,8 +188,8 @@ impl KvasirApp {
     fn shell_ui(&mut self, ui: &mut Ui, commands: &mut Vec<UiCommand>, asked: &mut Vec<InspectCommand>) {
         let Some(theme) = self.theme else { return };
         let width = ui.available_width();
-        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, frames, .. } = self;
-        let mut cx = ViewCtx { state: &core.state, theme, commands };
+        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, markdown, frames, .. } = self;
+        let mut cx = ViewCtx { state: &core.state, theme, commands, markdown };
         let cx = &mut cx;
         shell::top_bar_ui(cx, ui);
         shell::status_bar_ui(cx, inspect.status_line(), ui);
