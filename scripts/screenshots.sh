@@ -48,7 +48,9 @@ shot() {
         sleep 1
         waited=$((waited + 1))
     done
-    sleep 1
+    # The pointer stands in the middle of the screen and would raise a tooltip.
+    if command -v xdotool >/dev/null; then xdotool mousemove 1 1; fi
+    sleep 2
     import -window root "$out/$name.png"
     stop "$app_pid"; app_pid=''
     stop "$xvfb_pid"; xvfb_pid=''
@@ -59,7 +61,7 @@ shot() {
 is_ready() {
     local name=$1
     case " $* " in
-        *" --demo "*) grep -q '^demo: all four chats show text' "$temp/$name.log" ;;
+        *" --demo "*) grep -qs '^demo: all four chats show text' "$temp/$name.log" ;;
         *) [ "$(import -window root -depth 8 png:- 2>/dev/null | identify -format %k - 2>/dev/null || echo 0)" -gt 20 ] ;;
     esac
 }

@@ -114,7 +114,7 @@ fn adapter_ui(cx: &ViewCtx<'_>, ui: &mut Ui) {
     let (color, text, note) = match adapter.is_cpu {
         false => (cx.theme.success, format!("Your GPU: {name}"), None),
         true => {
-            let note = "No GPU was found, so models run on the CPU through software Vulkan: choose a small one";
+            let note = "No GPU was found: models run on the CPU, through software Vulkan";
             (cx.theme.warn, format!("Your adapter: {name}"), Some(note))
         }
     };
