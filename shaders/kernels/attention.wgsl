@@ -194,36 +194,46 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
 #end
 
-      // Values: lane = dims, keys in ascending order.
-#for k in 0..KPL
-#for j in 0..SG
-      {
-        let row = subgroupBroadcast(row_${k}, ${j}u);
+      // Values: lane = dims, keys in ascending order. A loop over k, since unrolling it takes long to compile.
+      for (var k = 0u; k < ${KPL}u; k++) {
+        var rows = row_0;
 #for n in 0..NQ
-        let p_${n} = subgroupBroadcast(p_${n}_${k}, ${j}u);
-        l_${n} += p_${n};
+        var ps_${n} = p_${n}_0;
+#end
+#for k in 1..KPL
+        rows = select(rows, row_${k}, k == ${k}u);
+#for n in 0..NQ
+        ps_${n} = select(ps_${n}, p_${n}_${k}, k == ${k}u);
+#end
+#end
+#for j in 0..SG
+        {
+          let row = subgroupBroadcast(rows, ${j}u);
+#for n in 0..NQ
+          let p_${n} = subgroupBroadcast(ps_${n}, ${j}u);
+          l_${n} += p_${n};
 #end
 #for c in 0..CPL
 #ifdef KV_F32
 #for i in 0..DPL / 4
-        let v_${c}_${i} = v_cache[row * ${DP / 4}u + chunk_${c} * ${DPL / 4}u + ${i}u];
+          let v_${c}_${i} = v_cache[row * ${DP / 4}u + chunk_${c} * ${DPL / 4}u + ${i}u];
 #end
 #else
-        let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
-        let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
+          let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
+          let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
 #if DPL == 8
-        let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
+          let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
 #endif
 #endif
 #for n in 0..NQ
 #for i in 0..DPL / 4
-        o_${n}_${c}_${i} = fma(vec4(p_${n}), v_${c}_${i}, o_${n}_${c}_${i});
+          o_${n}_${c}_${i} = fma(vec4(p_${n}), v_${c}_${i}, o_${n}_${c}_${i});
 #end
 #end
+#end
+        }
 #end
       }
-#end
-#end
     }
 
     // Merge this range into the ranges before it.

@@ -69,8 +69,9 @@ impl RowKinds {
     }
 }
 
-/// At most this many queries share a workgroup when rows are long.
-const QUERIES_PER_WORKGROUP: u32 = 12;
+/// Queries that share a workgroup when rows are long, times the dims of each that a lane holds: few enough for the
+/// kernel to compile in about a second on a software adapter.
+const DIMS_PER_LANE: u32 = 64;
 const LANES_FLOOR: u32 = 64;
 
 impl Shape {
@@ -106,17 +107,21 @@ impl Shape {
     }
 
     /// Tokens per workgroup when rows are long.
-    fn tokens_per_workgroup(&self) -> u32 {
-        (QUERIES_PER_WORKGROUP / self.heads_per_workgroup()).clamp(1, 8)
+    fn tokens_per_workgroup(&self, class: Class) -> u32 {
+        let dims = match class {
+            Class::Subgroup(lanes) => padded_head_dim(self.head_dim).div_ceil(lanes).next_multiple_of(8),
+            Class::Floor => 8,
+        };
+        (DIMS_PER_LANE / dims / self.heads_per_workgroup()).clamp(1, 8)
     }
 
-    fn rows(&self) -> &'static [Rows] {
-        if self.tokens_per_workgroup() == 1 { &[Rows::All] } else { &[Rows::Single, Rows::Several] }
+    fn rows(&self, class: Class) -> &'static [Rows] {
+        if self.tokens_per_workgroup(class) == 1 { &[Rows::All] } else { &[Rows::Single, Rows::Several] }
     }
 
     /// The files and defines that this shape needs, for compiling ahead.
     pub fn kernels(&self, class: Class) -> Vec<(&'static str, Defines)> {
-        self.rows().iter().map(|&rows| ("attention", self.defines(class, rows))).collect()
+        self.rows(class).iter().map(|&rows| ("attention", self.defines(class, rows))).collect()
     }
 
     fn defines(&self, class: Class, rows: Rows) -> Defines {
@@ -124,7 +129,7 @@ impl Shape {
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
         assert!(!self.quantise || self.can_quantise(class), "{self:?} cannot quantise");
         let heads = self.heads_per_workgroup();
-        let tokens = if rows == Rows::Several { self.tokens_per_workgroup() } else { 1 };
+        let tokens = if rows == Rows::Several { self.tokens_per_workgroup(class) } else { 1 };
         let queries = heads * tokens;
         let padded = padded_head_dim(self.head_dim);
         let numbers = match class {
@@ -218,7 +223,7 @@ impl Attention {
             Ok((rows, gpu.bind(&kernel, &bindings)?))
         };
         Ok(Attention {
-            bound: shape.rows().iter().map(bind).collect::<Result<_, _>>()?,
+            bound: shape.rows(class).iter().map(bind).collect::<Result<_, _>>()?,
             workgroups_per_token: shape.num_heads / shape.heads_per_workgroup(),
         })
     }
@@ -292,17 +297,19 @@ mod tests {
     }
 
     #[test]
-    fn workgroups_hold_whole_divisors_of_a_group() {
-        let check = |heads, kv_heads, expect| {
+    fn workgroups_hold_whole_divisors_of_a_group_and_few_accumulators() {
+        let check = |heads, kv_heads, head_dim, expect| {
             let shape =
-                Shape { num_heads: heads, num_kv_heads: kv_heads, head_dim: 64, kv: KvFormat::F16, quantise: false };
-            assert_eq!((shape.heads_per_workgroup(), shape.tokens_per_workgroup()), expect, "{heads}/{kv_heads}");
+                Shape { num_heads: heads, num_kv_heads: kv_heads, head_dim, kv: KvFormat::F16, quantise: false };
+            let got = (shape.heads_per_workgroup(), shape.tokens_per_workgroup(Class::Subgroup(8)));
+            assert_eq!(got, expect, "{heads}/{kv_heads}");
         };
-        check(9, 3, (3, 4));
-        check(8, 8, (1, 8));
-        check(14, 2, (7, 1));
-        check(32, 8, (4, 3));
-        check(32, 2, (8, 1));
-        check(11, 1, (1, 8));
+        check(9, 3, 64, (3, 2));
+        check(8, 8, 64, (1, 8));
+        check(14, 2, 64, (7, 1));
+        check(32, 8, 128, (4, 1));
+        check(32, 32, 256, (1, 2));
+        check(32, 2, 64, (8, 1));
+        check(11, 1, 64, (1, 8));
     }
 }
