@@ -154,7 +154,10 @@ impl<'g> Uploader<'g> {
 
     /// Waits until all writes have arrived, and reports what failed.
     pub fn flush(&mut self) -> Result<(), GpuError> {
-        self.gpu.queue.submit([]);
+        {
+            let _turn = self.gpu.take_turn();
+            self.gpu.queue.submit([]);
+        }
         self.pending = 0;
         self.gpu.wait_idle()
     }

@@ -111,6 +111,8 @@ pub struct Gpu {
     pub(super) checked_shaders: bool,
     pub(super) faults: Arc<Faults>,
     pub(super) allocated_bytes: Arc<AtomicU64>,
+    /// Held while submitting and while waiting: wgpu 30 asserts that no submit happens during a wait.
+    pub(super) turn: Mutex<()>,
     pub(super) kernels: Mutex<HashMap<(String, Defines), Arc<Kernel>>>,
     dump_dir: Option<std::path::PathBuf>,
 }
@@ -170,6 +172,12 @@ impl Gpu {
             None => Ok(()),
             Some(error) => Err(error.clone()),
         }
+    }
+
+    /// Waits for the thread that submits or waits at the moment; see [`Gpu::turn`].
+    pub(super) fn take_turn(&self) -> std::sync::MutexGuard<'_, ()> {
+        // The lock guards no data that a panic could have left half done.
+        self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Runs `work` and gives back what wgpu reported of it.
@@ -305,6 +313,7 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest) -> Result<Gpu, Gpu
         checked_shaders: request.checked_shaders,
         faults,
         allocated_bytes: Arc::default(),
+        turn: Mutex::default(),
         kernels: Mutex::default(),
         dump_dir: None,
     })

@@ -97,7 +97,9 @@ impl Replayer {
             if let Some(target) = &target {
                 encode_readback(&mut encoder, readback, timer, target);
             }
-            (gpu.queue.submit([encoder.finish()]), passes)
+            let commands = encoder.finish();
+            let _turn = gpu.take_turn();
+            (gpu.queue.submit([commands]), passes)
         })?;
         if let Some(idx) = slot {
             self.slots[idx].map(bytes);
@@ -186,6 +188,7 @@ impl Slot {
                 return Err(GpuError::Lost("a finished buffer was not mapped".into()));
             }
             // The callback runs in a poll that sees the fence; an error of the poll shows in the map state.
+            let _turn = gpu.take_turn();
             let _ = gpu.device.poll(wgpu::PollType::Poll);
         }
         gpu.check()?;
@@ -307,7 +310,11 @@ pub(super) fn wait_for(gpu: &Gpu, index: Option<wgpu::SubmissionIndex>) -> Resul
     loop {
         gpu.check()?;
         let poll = wgpu::PollType::Wait { submission_index: index.clone(), timeout: Some(POLL) };
-        match gpu.device.poll(poll) {
+        let polled = {
+            let _turn = gpu.take_turn();
+            gpu.device.poll(poll)
+        };
+        match polled {
             Ok(_) => return gpu.check(),
             Err(wgpu::PollError::Timeout) if started.elapsed() < HUNG => {}
             Err(wgpu::PollError::Timeout) => {

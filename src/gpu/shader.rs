@@ -46,6 +46,12 @@ impl Defines {
         self.0.get(name).copied()
     }
 
+    /// All of both; `other` wins.
+    pub fn and(mut self, other: &Defines) -> Defines {
+        self.0.extend(other.0.iter().map(|(name, value)| (name.clone(), *value)));
+        self
+    }
+
     /// Reads what [`fmt::Display`] writes: `R=8 SUBGROUP`.
     pub fn parse(text: &str) -> Option<Defines> {
         let mut defines = Defines::new();

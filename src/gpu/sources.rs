@@ -20,20 +20,26 @@ pub const SHARED: &[Source] = sources!("shared":
     "grid"
     "pairs"
     "philox"
+    "quantise"
     "softmax"
     "step"
-    "unpack"
+    "weights"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
     "attention"
+    "embed"
     "fill"
     "logprobs"
+    "matmul_f32"
     "matmul_i8"
+    "norm"
     "penalties"
+    "quantise"
     "rope_kv_write"
     "sample"
+    "swiglu"
 );
 
 /// The kernel file of this name.

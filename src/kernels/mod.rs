@@ -2,6 +2,13 @@
 //!
 //! | module | does |
 //! |---|---|
+//! | [`embed`] | token ids to rows of the embedding table |
+//! | [`norm`] | RMSNorm, f32 or quantised, also of the gathered logit rows |
+//! | [`matmul`] | products with packed weights, f32 or i8 activations |
+//! | [`swiglu`] | silu(gate) * up, f32 or quantised |
+//! | [`quantise`] | f32 rows to i8 |
+//! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
+//! | [`context`] | what every kernel is built from |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
 //! | [`kv_layout`] | how K and V lie in the pool |
@@ -32,15 +39,26 @@
 use crate::gpu::{Defines, GpuCaps};
 
 pub mod attention;
+pub mod context;
+pub mod embed;
 pub mod kv_layout;
 pub mod logprobs;
+pub mod matmul;
+pub mod norm;
+pub mod pack;
 pub mod params;
 pub mod penalties;
+pub mod quantise;
 pub mod rope_kv_write;
 pub mod sample;
 pub mod step_meta;
+pub mod swiglu;
+pub mod variants;
+pub mod weights;
 
+pub use context::{Activations, KernelContext, QuantisedRows, RowCount, RowOutput};
 pub use params::ParamArena;
+pub use weights::{PackedMatrix, PackedSlice, WeightError};
 
 /// Activation rows are padded to this many elements; also the size of a quantisation group.
 pub const GROUP: u32 = 32;
@@ -67,11 +85,19 @@ impl Class {
         }
     }
 
+    /// Lanes of a workgroup.
+    pub fn lanes(self) -> u32 {
+        match self {
+            Class::Subgroup(size) => size,
+            Class::Floor => 64,
+        }
+    }
+
     /// `SUBGROUP SG=n`, or `SG=64`: lanes of a workgroup, and whether they are a subgroup.
     pub fn defines(self) -> Defines {
         match self {
             Class::Subgroup(size) => Defines::new().flag("SUBGROUP").set("SG", i64::from(size)),
-            Class::Floor => Defines::new().set("SG", 64),
+            Class::Floor => Defines::new().set("SG", i64::from(self.lanes())),
         }
     }
 }

@@ -22,3 +22,17 @@ fn a_recording_encodes_and_submits_without_an_adapter() {
     assert_eq!(finished.stats.passes, 1);
     assert_eq!(finished.readback[0].len(), 256);
 }
+
+#[test]
+fn every_floor_variant_becomes_a_pipeline() {
+    let gpu = open();
+    let floor: Vec<_> =
+        kvasir::kernels::variants::all().into_iter().filter(|(_, defines)| defines.get("SUBGROUP").is_none()).collect();
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    gpu.compile_all(&floor, &|n| {
+        done.fetch_max(n, std::sync::atomic::Ordering::Relaxed);
+    })
+    .unwrap();
+    assert_eq!(done.into_inner(), floor.len(), "progress reaches the end");
+    assert_eq!(gpu.check(), Ok(()));
+}

@@ -1,1 +1,181 @@
-//! Tests: shaders.
+//! Every shader variant, without a GPU: it parses, validates, translates to each back end, keeps WebGPU's limits, and its
+//! parameters lie where the Rust mirror has them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
+use kvasir::gpu::shader::stitch;
+use kvasir::gpu::{Defines, Stitched, sources};
+use kvasir::kernels::{attention, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants};
+
+struct Variant {
+    name: String,
+    label: String,
+    stitched: Stitched,
+    module: naga::Module,
+    info: naga::valid::ModuleInfo,
+    reflection: Reflection,
+}
+
+fn load(name: &str, defines: &Defines) -> Variant {
+    let label = format!("{name} [{defines}]");
+    let stitched = stitch(name, defines).unwrap_or_else(|e| panic!("{label}: {e}"));
+    let module = stitched.parse().unwrap_or_else(|e| panic!("{label}: {e}"));
+    // `unpack2x16float` is core WGSL; naga counts it apart for the sake of old GL.
+    let mut capabilities = naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    capabilities.set(naga::valid::Capabilities::SUBGROUP, defines.get("SUBGROUP").is_some());
+    let mut validator = naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities);
+    let info = validator.validate(&module).unwrap_or_else(|e| panic!("{label}: {}", e.emit_to_string(&stitched.text)));
+    let reflection = reflect(&stitched, &module).unwrap_or_else(|e| panic!("{label}: {e}"));
+    Variant { name: name.into(), label, stitched, module, info, reflection }
+}
+
+/// Calls `check` with each variant, on two threads.
+fn for_each_variant(check: impl Fn(&Variant) + Sync) {
+    let all = variants::all();
+    std::thread::scope(|scope| {
+        for half in all.chunks(all.len().div_ceil(2)) {
+            scope.spawn(|| half.iter().for_each(|(name, defines)| check(&load(name, defines))));
+        }
+    });
+}
+
+#[test]
+fn the_list_of_variants_is_what_the_code_compiles() {
+    let list: String = variants::all().iter().map(|(name, defines)| format!("{name}: {defines}\n")).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders/variants.txt");
+    if std::env::var_os("UPDATE_VARIANTS").is_some() {
+        std::fs::write(&path, &list).unwrap();
+    }
+    let file = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(file == list, "shaders/variants.txt is stale: run this test with UPDATE_VARIANTS=1");
+    for source in sources::KERNELS {
+        let prefix = format!("{}: ", source.name);
+        assert!(list.lines().any(|l| l.starts_with(&prefix)), "no variant of {} is listed", source.name);
+    }
+}
+
+#[test]
+fn every_variant_translates_to_every_back_end() {
+    for_each_variant(|v| {
+        let entry = (naga::ShaderStage::Compute, "main".to_string());
+        let spv = naga::back::spv::PipelineOptions { shader_stage: entry.0, entry_point: entry.1.clone() };
+        let options = naga::back::spv::Options { lang_version: (1, 3), ..Default::default() };
+        naga::back::spv::write_vec(&v.module, &v.info, &options, Some(&spv))
+            .unwrap_or_else(|e| panic!("{} to SPIR-V: {e}", v.label));
+
+        let options = naga::back::msl::Options { lang_version: (2, 4), ..Default::default() };
+        let pipeline = naga::back::msl::PipelineOptions { entry_point: Some(entry.clone()), ..Default::default() };
+        naga::back::msl::write_string(&v.module, &v.info, &options, &pipeline)
+            .unwrap_or_else(|e| panic!("{} to MSL: {e}", v.label));
+
+        let options =
+            naga::back::hlsl::Options { shader_model: naga::back::hlsl::ShaderModel::V6_4, ..Default::default() };
+        let pipeline = naga::back::hlsl::PipelineOptions { entry_point: Some(entry) };
+        let mut text = String::new();
+        naga::back::hlsl::Writer::new(&mut text, &options, &pipeline)
+            .write(&v.module, &v.info, None)
+            .unwrap_or_else(|e| panic!("{} to HLSL: {e}", v.label));
+    });
+}
+
+#[test]
+fn every_variant_keeps_the_limits_of_webgpu_and_orders_its_bindings() {
+    for_each_variant(|v| {
+        let bindings = &v.reflection.bindings;
+        let storage = bindings.iter().filter(|b| b.kind != BindingKind::Uniform).count();
+        assert!(storage <= 8, "{}: {storage} storage buffers", v.label);
+        assert!(v.reflection.workgroup_bytes <= 16 << 10, "{}: {} bytes", v.label, v.reflection.workgroup_bytes);
+        let invocations: u32 = v.reflection.workgroup_size.iter().product();
+        assert!(invocations <= 256, "{}: {invocations} invocations", v.label);
+        // Inputs, then outputs, then parameters.
+        let order = |kind| match kind {
+            BindingKind::ReadOnly => 0,
+            BindingKind::ReadWrite => 1,
+            BindingKind::Uniform => 2,
+        };
+        assert!(bindings.is_sorted_by_key(|b| order(b.kind)), "{}: bindings out of order", v.label);
+        let entry = v.info.get_entry_point(0);
+        for (handle, global) in v.module.global_variables.iter() {
+            assert!(!entry[handle].is_empty(), "{}: {:?} is not used", v.label, global.name);
+        }
+        assert!(!v.stitched.text.contains("enable "), "{}: naga refuses `enable subgroups`", v.label);
+    });
+}
+
+/// Name, offset of each field and size, as Rust lays the struct out.
+type Mirror = (Vec<(&'static str, usize)>, usize);
+
+macro_rules! mirror {
+    ($type:ty: $($field:ident)*) => {
+        (vec![$((stringify!($field), std::mem::offset_of!($type, $field))),*], std::mem::size_of::<$type>())
+    };
+}
+
+/// The Rust mirror of each kernel's `Params`.
+fn mirrors() -> BTreeMap<&'static str, Mirror> {
+    let product = || mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias);
+    let logits = || mirror!(sample::Params: vocab stride);
+    BTreeMap::from([
+        ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride)),
+        ("logprobs", logits()),
+        ("penalties", logits()),
+        ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
+        ("sample", logits()),
+        ("embed", mirror!(embed::Params: first_row num_rows stride)),
+        ("matmul_f32", product()),
+        ("matmul_i8", product()),
+        ("norm", mirror!(norm::Params: k stride eps)),
+        ("quantise", mirror!(quantise::Params: stride)),
+        ("swiglu", mirror!(swiglu::Params: k x_stride up_offset y_stride)),
+    ])
+}
+
+#[test]
+fn parameters_lie_where_their_rust_mirrors_have_them() {
+    let mirrors = mirrors();
+    for_each_variant(|v| {
+        let params = v.module.types.iter().find(|(_, t)| t.name.as_deref() == Some("Params"));
+        let Some((_, params)) = params else { return };
+        // `fill` is used by tests only and has its mirror there.
+        let Some((fields, size)) = mirrors.get(v.name.as_str()) else {
+            assert_eq!(v.name, "fill", "{} has parameters, but no mirror is listed", v.name);
+            return;
+        };
+        let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{}: not a struct", v.label) };
+        let found: Vec<(&str, usize)> =
+            members.iter().map(|m| (m.name.as_deref().unwrap_or(""), m.offset as usize)).collect();
+        assert_eq!(&found, fields, "{}", v.label);
+        assert_eq!(*span as usize, *size, "{}", v.label);
+    });
+}
+
+#[test]
+fn the_metadata_accessors_read_the_words_that_rust_writes() {
+    use step_meta::header;
+    let text = sources::shared("step").unwrap().text;
+    for (call, word) in [
+        ("fn num_tokens() -> u32 { return step_meta[", header::NUM_TOKENS),
+        ("fn num_rows() -> u32 { return step_meta[", header::NUM_ROWS),
+        ("fn num_logits() -> u32 { return step_meta[", header::NUM_LOGITS),
+        ("fn block_size() -> u32 { return step_meta[", header::BLOCK_SIZE),
+        ("fn token_id(token: u32) -> u32 { return step_meta[step_meta[", header::TOKEN_IDS),
+        ("fn position(token: u32) -> u32 { return step_meta[step_meta[", header::POSITIONS),
+        ("fn kv_slot(token: u32) -> u32 { return step_meta[step_meta[", header::KV_SLOTS),
+        ("fn row_of_token(token: u32) -> u32 { return step_meta[step_meta[", header::ROW_OF_TOKEN),
+        ("fn row_start(row: u32) -> u32 { return step_meta[step_meta[", header::ROW_START),
+        ("fn block_table_start(row: u32) -> u32 { return step_meta[step_meta[", header::BLOCK_TABLE_START),
+        ("fn block_table(idx: u32) -> u32 { return step_meta[step_meta[", header::BLOCK_TABLES),
+        ("fn logit_token(logit: u32) -> u32 { return step_meta[step_meta[", header::LOGIT_TOKENS),
+        ("fn sampling_word(logit: u32, word: u32) -> u32 { return step_meta[step_meta[", header::SAMPLING),
+        ("fn penalty_start(logit: u32) -> u32 { return step_meta[step_meta[", header::PENALTY_START),
+        ("fn penalty(idx: u32) -> vec2<u32> { let at = step_meta[", header::PENALTIES),
+        ("fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[", header::BIAS_START),
+        ("fn bias(idx: u32) -> vec2<u32> { let at = step_meta[", header::BIASES),
+        ("fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[", header::SLOT_OF_ROW),
+    ] {
+        assert!(text.contains(&format!("{call}{word}]")), "{call}{word}]");
+    }
+    assert!(text.contains(&format!("SAMPLING_WORDS: u32 = {}u", step_meta::SAMPLING_WORDS)));
+}

@@ -2,8 +2,11 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use kvasir::gpu::{Buffer, BufferUse, Defines, Gpu, GpuError, GpuRequest, Kernel, Recording, Replayer};
-use kvasir::kernels::{Class, ParamArena};
+use kvasir::batch::StepBatch;
+use kvasir::gpu::Uploader;
+use kvasir::gpu::{Buffer, BufferSlice, BufferUse, Defines, Gpu, GpuError, GpuRequest, Kernel, Recording, Replayer};
+use kvasir::kernels::{Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, step_meta};
+use kvasir::model::dtype::DType;
 
 use crate::support::require_gpu;
 
@@ -60,16 +63,59 @@ impl Rig {
         self.upload(label, &vec![fill; len])
     }
 
-    pub fn params<T: bytemuck::Pod>(&self, value: &T) -> kvasir::gpu::BufferSlice {
+    pub fn params<T: bytemuck::Pod>(&self, value: &T) -> BufferSlice {
         ParamArena::new().push(&self.gpu, value).expect("memory for parameters")
     }
 
     /// Runs one kernel once.
-    pub fn run(&self, kernel: &Arc<Kernel>, bindings: &[(&str, &kvasir::gpu::BufferSlice)], workgroups: u32) {
+    pub fn run(&self, kernel: &Arc<Kernel>, bindings: &[(&str, &BufferSlice)], workgroups: u32) {
         let bound = self.gpu.bind(kernel, bindings).unwrap_or_else(|e| panic!("{}: {e}", self.name));
         let mut recording = Recording::new("test");
         recording.dispatch("test", &bound, workgroups);
         self.replay(&recording);
+    }
+
+    /// A metadata buffer for batches of up to `max_words` words; see [`Rig::set_step`].
+    pub fn step_meta(&self, max_words: usize) -> Buffer {
+        self.upload("step_meta", &vec![0u32; max_words])
+    }
+
+    pub fn set_step(&self, step_meta: &Buffer, batch: &StepBatch) {
+        let mut words = Vec::new();
+        step_meta::encode(batch, &mut words);
+        self.gpu.write(&step_meta.whole(), bytemuck::cast_slice(&words));
+    }
+
+    /// Calls `build` with a context, as a model's loader does.
+    pub fn build<T>(
+        &self,
+        step_meta: &Buffer,
+        multiply_pairs: bool,
+        build: impl FnOnce(&mut KernelContext<'_>) -> Result<T, GpuError>,
+    ) -> T {
+        let step_meta = step_meta.whole();
+        let mut params = ParamArena::new();
+        let mut ctx = KernelContext {
+            gpu: &self.gpu,
+            class: self.class,
+            params: &mut params,
+            step_meta: &step_meta,
+            multiply_pairs,
+        };
+        build(&mut ctx).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    pub fn weights(&self, dtype: DType, k: usize, bytes: &[u8]) -> PackedMatrix {
+        let mut uploader = Uploader::new(&self.gpu);
+        let matrix = PackedMatrix::upload(&self.gpu, &mut uploader, "weights", dtype, k as u32, &[bytes]);
+        matrix.unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    /// Buffers for quantised rows, poisoned.
+    pub fn quantised_rows(&self, rows: usize, stride: usize) -> (QuantisedRows, Buffer, Buffer) {
+        let q = self.upload("xq", &vec![0x7f7f_7f7fu32; rows * stride / 4]);
+        let scales = self.filled("xs", rows * stride / 16, f32::NAN);
+        (QuantisedRows { q: q.whole(), scales: scales.whole() }, q, scales)
     }
 
     pub fn replay(&self, recording: &Recording) {
@@ -123,4 +169,63 @@ pub fn relative_error(got: &[f32], want: &[f32]) -> f32 {
 pub fn assert_close(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     let error = relative_error(got, want);
     assert!(error <= tolerance, "{what}: error {error:e} of the largest value, tolerance {tolerance:e}");
+}
+
+/// A batch of `num_tokens` one-token rows with nothing in it, whose first `num_logits` tokens want logits.
+pub fn plain_batch(num_tokens: u32, num_logits: u32) -> StepBatch {
+    StepBatch {
+        block_size: 16,
+        input_ids: vec![0; num_tokens as usize],
+        positions: vec![0; num_tokens as usize],
+        kv_slots: vec![0; num_tokens as usize],
+        row_of_token: (0..num_tokens).collect(),
+        row_start: (0..=num_tokens).collect(),
+        slot_of_row: (0..num_tokens).collect(),
+        logit_tokens: (0..num_logits).collect(),
+        ..StepBatch::default()
+    }
+}
+
+/// A random matrix as a file stores it: small floats, or random integers with scales of either sign around 0.01.
+pub fn random_weights(dtype: DType, n: usize, k: usize, random: &mut Random) -> Vec<u8> {
+    let elements = n * k;
+    match dtype {
+        DType::F32 => return bytemuck::cast_slice(&random.vector(elements, 0.1)).to_vec(),
+        DType::F16 => {
+            return random.vector(elements, 0.1).iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+        }
+        DType::BF16 => {
+            return random.vector(elements, 0.1).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+        }
+        _ => {}
+    }
+    let scale_fields: &[usize] = match dtype {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q6_K => &[208],
+        _ => &[0],
+    };
+    let mut bytes: Vec<u8> = (0..dtype.bytes(elements as u64).unwrap()).map(|_| random.bits() as u8).collect();
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        for &field in scale_fields {
+            let scale =
+                half::f16::from_f32(0.01 * (1.5 + random.unit()) * if random.unit() < 0.0 { -1.0 } else { 1.0 });
+            block[field..field + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+pub use kvasir::kernels::variants::WEIGHT_TYPES;
+
+/// Rows of `k` elements, each padded with zeros to `stride`.
+pub fn padded(rows: &[f32], k: usize, stride: usize) -> Vec<f32> {
+    rows.chunks_exact(k).flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(0.0, stride - k))).collect()
+}
+
+/// Tolerances, as parts of the largest magnitude of the result.
+pub mod tolerance {
+    /// Sums of up to a few thousand f32 products in another order.
+    pub const SUM: f32 = 1e-5;
+    /// A few f32 operations.
+    pub const ELEMENT: f32 = 1e-6;
 }

@@ -3,5 +3,7 @@
 mod attention;
 mod gpu;
 pub mod harness;
+mod matmul;
 mod rope_kv_write;
+mod rows;
 mod sample;

@@ -1,0 +1,61 @@
+// x[t] = row token_id(t) of the embedding table, dequantised; tokens outside of this slice of the table are left alone.
+// A lane takes a group of 32.
+// Grid: ceil(num_tokens * groups / SG) workgroups.
+//
+// Defines: the table's format (kernels/pack.rs); SG, SUBGROUP (not used: no lane looks at another).
+#import grid
+#import step
+#import weights
+
+struct Params {
+  first_row: u32, // of the table, in this slice
+  num_rows: u32,
+  stride: u32,    // elements of a row of x, k rounded up to 32
+}
+
+@group(0) @binding(0) var<storage, read> step_meta: array<u32>;
+@group(0) @binding(1) var<storage, read> wq: array<vec4<u32>>; // [num_rows / 64, granules, 64]
+#ifdef HAS_HIGH
+@group(0) @binding(2) var<storage, read> wh: array<HighBits>; // [num_rows / 64, groups, 64]
+#endif
+#ifdef QUANTISED
+@group(0) @binding(3) var<storage, read> ws: array<Scales>; // [num_rows / 64, quads, 64, ..]
+#endif
+@group(0) @binding(4) var<storage, read_write> x: array<vec4<f32>>; // [num_tokens, stride / 4]
+@group(0) @binding(5) var<uniform> params: Params;
+
+@compute @workgroup_size(${SG})
+fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let groups = params.stride / 32u;
+  let item = linear_workgroup(group_id) * ${SG}u + lane;
+  if item >= num_tokens() * groups {
+    return;
+  }
+  let id = token_id(item / groups);
+  if id < params.first_row || id - params.first_row >= params.num_rows {
+    return;
+  }
+  let block = (id - params.first_row) / 64u;
+  let row = (id - params.first_row) % 64u;
+  let g = item % groups;
+#ifdef QUANTISED
+  let scales = group_scales(block, groups, g, row);
+  let elements = group_elements(block, groups, g, row);
+#for j in 0..4
+  x[item * 8u + ${j}u] = vec4<f32>(unpack4xI8(elements.low[${j}])) * scales.x + scales.z;
+  x[item * 8u + ${j + 4}u] = vec4<f32>(unpack4xI8(elements.high[${j}])) * scales.y + scales.z;
+#end
+#endif
+#ifdef FLOATS
+#for j in 0..8
+  x[item * 8u + ${j}u] = bitcast<vec4<f32>>(wq[((block * groups + g) * 8u + ${j}u) * 64u + row]);
+#end
+#endif
+#ifdef TWO_BYTES
+#for j in 0..4
+  let q${j} = wq[((block * groups + g) * 4u + ${j}u) * 64u + row];
+  x[item * 8u + ${j * 2}u] = vec4(two_floats(q${j}.x), two_floats(q${j}.y));
+  x[item * 8u + ${j * 2 + 1}u] = vec4(two_floats(q${j}.z), two_floats(q${j}.w));
+#end
+#endif
+}

@@ -1,0 +1,149 @@
+// y[t, n] (+)= sum over k of x[t, k] * w[n, k] + bias[n], with f32 activations and weights of any format.
+//
+// One f32 accumulator per output, k ascending: the bits of y[t, n] depend on row n and token t alone, not on the tile
+// (R rows of a lane, C tokens). Quantised weights are dequantised as the CPU does it.
+//
+// Lanes, rows and grid as in matmul_i8.wgsl.
+//
+// Defines: the weights' format (kernels/pack.rs); R; C, a power of two; SG, SUBGROUP.
+#import grid
+#import step
+#import weights
+
+struct Params {
+  n: u32,             // rows of w in this slice
+  groups: u32,        // of 32, along k
+  x_stride: u32,      // elements from row to row of x
+  y_stride: u32,      // elements from row to row of y
+  y_offset: u32,
+  counts_logits: u32, // 1: x has a row per logit row; 0: per token
+  accumulate: u32,    // 1: adds to y
+  has_bias: u32,
+}
+
+@group(0) @binding(0) var<storage, read> step_meta: array<u32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>; // [m, x_stride / 4]
+@group(0) @binding(3) var<storage, read> wq: array<vec4<u32>>; // [n / 64, granules, 64]
+#ifdef HAS_HIGH
+@group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
+#endif
+#ifdef QUANTISED
+@group(0) @binding(5) var<storage, read> ws: array<Scales>; // [n / 64, quads, 64, ..]
+#endif
+@group(0) @binding(6) var<storage, read> biases: array<f32>; // [n], read if has_bias
+@group(0) @binding(7) var<storage, read_write> y: array<f32>; // [m, y_stride]
+@group(0) @binding(8) var<uniform> params: Params;
+
+@compute @workgroup_size(${SG})
+fn main(
+  @builtin(workgroup_id) group_id: vec3<u32>,
+#ifdef SUBGROUP
+  @builtin(subgroup_invocation_id) lane: u32,
+#else
+  @builtin(local_invocation_index) lane: u32,
+#endif
+) {
+  let m = select(num_tokens(), num_logits(), params.counts_logits == 1u);
+  if m == 0u {
+    return;
+  }
+  let num_tiles = (m + ${C - 1}u) / ${C}u;
+  let workgroup = linear_workgroup(group_id);
+  let first_row = (workgroup / num_tiles) * ${R * SG}u;
+  let first_token = (workgroup % num_tiles) * ${C}u;
+  if first_row >= params.n {
+    return;
+  }
+  let block = first_row / 64u;
+  let row = first_row % 64u + lane;
+  let groups = params.groups;
+#for r in 0..R
+#for c in 0..C
+  var acc${r}_${c} = 0.0;
+#end
+#end
+
+#ifdef SUBGROUP
+  // Load h of lane l takes elements 4 * (i % 8).. of token i / 8, for i = h * SG + l.
+#for h in 0..(C * 8 + SG - 1) / SG
+  let x_item${h} = (${h * SG}u + lane) % ${C * 8}u;
+  let x_base${h} = min(first_token + x_item${h} / 8u, m - 1u) * (params.x_stride / 4u) + x_item${h} % 8u;
+#end
+#else
+#for c in 0..C
+  let x_base${c} = min(first_token + ${c}u, m - 1u) * (params.x_stride / 4u);
+#end
+#endif
+
+  for (var g = 0u; g < groups; g++) {
+#ifdef SUBGROUP
+#for h in 0..(C * 8 + SG - 1) / SG
+    let x_load${h} = x[x_base${h} + g * 8u];
+#end
+#endif
+#ifdef QUANTISED
+#for r in 0..R
+    let scales${r} = group_scales(block, groups, g, row + ${r * SG}u);
+    let elements${r} = group_elements(block, groups, g, row + ${r * SG}u);
+#end
+#endif
+#for j in 0..8
+#for c in 0..C
+#ifdef SUBGROUP
+#let i = c * 8 + j
+    let x${c}_${j} = subgroupBroadcast(x_load${i / SG}, ${i % SG}u);
+#else
+    let x${c}_${j} = x[x_base${c} + g * 8u + ${j}u];
+#endif
+#end
+#for r in 0..R
+#ifdef QUANTISED
+#if j < 4
+    let w${r}_${j} = vec4<f32>(unpack4xI8(elements${r}.low[${j}])) * scales${r}.x + scales${r}.z;
+#else
+    let w${r}_${j} = vec4<f32>(unpack4xI8(elements${r}.high[${j - 4}])) * scales${r}.y + scales${r}.z;
+#endif
+#endif
+#ifdef FLOATS
+    let w${r}_${j} = bitcast<vec4<f32>>(wq[((block * groups + g) * 8u + ${j}u) * 64u + row + ${r * SG}u]);
+#endif
+#ifdef TWO_BYTES
+#if j % 2 == 0
+    let q${r}_${j} = wq[((block * groups + g) * 4u + ${j / 2}u) * 64u + row + ${r * SG}u];
+    let w${r}_${j} = vec4(two_floats(q${r}_${j}.x), two_floats(q${r}_${j}.y));
+#else
+    let w${r}_${j} = vec4(two_floats(q${r}_${j - 1}.z), two_floats(q${r}_${j - 1}.w));
+#endif
+#endif
+#for c in 0..C
+    acc${r}_${c} = fma(w${r}_${j}.x, x${c}_${j}.x, acc${r}_${c});
+    acc${r}_${c} = fma(w${r}_${j}.y, x${c}_${j}.y, acc${r}_${c});
+    acc${r}_${c} = fma(w${r}_${j}.z, x${c}_${j}.z, acc${r}_${c});
+    acc${r}_${c} = fma(w${r}_${j}.w, x${c}_${j}.w, acc${r}_${c});
+#end
+#end
+#end
+  }
+
+#for r in 0..R
+  {
+    let n = first_row + ${r * SG}u + lane;
+    if n < params.n {
+      var bias_n = 0.0;
+      if params.has_bias == 1u {
+        bias_n = biases[n];
+      }
+#for c in 0..C
+      if first_token + ${c}u < m {
+        let at = (first_token + ${c}u) * params.y_stride + params.y_offset + n;
+        var value = acc${r}_${c} + bias_n;
+        if params.accumulate == 1u {
+          value += y[at];
+        }
+        y[at] = value;
+      }
+#end
+    }
+  }
+#end
+}

@@ -1,0 +1,71 @@
+//! What every kernel needs to be built.
+
+use super::{Class, ParamArena};
+use crate::gpu::{BufferSlice, Gpu};
+
+/// Borrowed by constructors of kernels while a model is loaded.
+pub struct KernelContext<'a> {
+    pub gpu: &'a Gpu,
+    pub class: Class,
+    pub params: &'a mut ParamArena,
+    /// The buffer that [`super::step_meta::encode`]'s words are written to.
+    pub step_meta: &'a BufferSlice,
+    /// Multiply 4-bit weights in pairs: for adapters whose packed dot product is many instructions. The results are the
+    /// same bits; see [`KernelContext::prefers_pairs`].
+    pub multiply_pairs: bool,
+}
+
+impl KernelContext<'_> {
+    /// Software adapters have no packed dot product.
+    pub fn prefers_pairs(gpu: &Gpu) -> bool {
+        gpu.caps().is_cpu
+    }
+}
+
+/// Which count a kernel's rows follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowCount {
+    /// One row for each token of the step.
+    Tokens,
+    /// One row for each logit row.
+    Logits,
+}
+
+impl RowCount {
+    pub(super) fn flag(self) -> u32 {
+        u32::from(self == RowCount::Logits)
+    }
+}
+
+/// Activations as a kernel reads them; see the conventions in [`super`].
+#[derive(Clone, Copy, Debug)]
+pub enum Activations<'a> {
+    F32(&'a BufferSlice),
+    I8(&'a QuantisedRows),
+}
+
+/// Buffers of quantised activations.
+#[derive(Clone, Debug)]
+pub struct QuantisedRows {
+    /// `vec4<u32>` of 16 x i8, `[rows, stride / 16]`.
+    pub q: BufferSlice,
+    /// `vec2<f32>` (scale, scale * sum of q), `[rows, stride / 32]`.
+    pub scales: BufferSlice,
+}
+
+/// Where a kernel that ends a chain of element-wise work writes.
+#[derive(Clone, Copy, Debug)]
+pub enum RowOutput<'a> {
+    F32(&'a BufferSlice),
+    I8(&'a QuantisedRows),
+}
+
+impl<'a> RowOutput<'a> {
+    /// The names that kernels give their output.
+    pub(super) fn bindings(self) -> Vec<(&'static str, &'a BufferSlice)> {
+        match self {
+            RowOutput::F32(y) => vec![("y", y)],
+            RowOutput::I8(y) => vec![("yq", &y.q), ("ys", &y.scales)],
+        }
+    }
+}

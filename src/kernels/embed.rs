@@ -1,0 +1,59 @@
+//! `embed`: rows of the embedding table by token id, dequantised to f32. The table may be the head's as well.
+//!
+//! Guarantees: the values equal the CPU's dequantisation. Ids beyond the table leave their row as it was: callers check.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::context::KernelContext;
+use super::weights::PackedMatrix;
+use super::{Class, GROUP, stride};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
+use crate::kernels::pack::Format;
+
+/// Mirrors `Params` of embed.wgsl.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Params {
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub stride: u32,
+}
+
+/// The kernel with its buffers bound: a dispatch for each slice of the table.
+#[derive(Debug)]
+pub struct Embed {
+    parts: Vec<Arc<Bound>>,
+    groups: u32,
+    lanes: u32,
+}
+
+/// The defines of one variant.
+pub fn defines(class: Class, format: Format) -> Defines {
+    format.defines().and(&class.defines())
+}
+
+impl Embed {
+    /// Writes rows of `stride(k)` elements, padding zero.
+    pub fn new(ctx: &mut KernelContext<'_>, table: &PackedMatrix, x: &BufferSlice) -> Result<Embed, GpuError> {
+        let kernel = ctx.gpu.kernel("embed", &defines(ctx.class, table.format))?;
+        let mut parts = Vec::new();
+        for slice in &table.slices {
+            let params = Params { first_row: slice.first_row, num_rows: slice.num_rows, stride: stride(table.k) };
+            let params = ctx.params.push(ctx.gpu, &params)?;
+            let mut bindings = vec![("step_meta", ctx.step_meta), ("wq", &slice.q), ("x", x), ("params", &params)];
+            bindings.extend(slice.h.iter().map(|h| ("wh", h)));
+            bindings.extend(slice.s.iter().map(|s| ("ws", s)));
+            parts.push(ctx.gpu.bind(&kernel, &bindings)?);
+        }
+        Ok(Embed { parts, groups: stride(table.k) / GROUP, lanes: ctx.class.lanes() })
+    }
+
+    /// Records it for `m` tokens.
+    pub fn record(&self, recording: &mut Recording, m: u32) {
+        for bound in &self.parts {
+            recording.dispatch("embed", bound, (m * self.groups).div_ceil(self.lanes));
+        }
+    }
+}

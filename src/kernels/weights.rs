@@ -1,0 +1,156 @@
+//! Matrices on the GPU: packed planes, cut by rows where a binding cannot hold them.
+//!
+//! Host memory stays bounded: rows are packed and uploaded a few MiB at a time, straight from the (mapped) file.
+
+use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError, Uploader};
+use crate::model::dtype::DType;
+
+use super::pack::{BLOCK_ROWS, Format, PackError, PlaneBytes, Planes};
+
+/// Planes are packed in pieces of about this size.
+const PIECE_BYTES: u64 = 8 << 20;
+/// Offset of a plane within its buffer: a multiple of every adapter's alignment.
+const PLANE_ALIGN: u64 = 256;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightError {
+    #[error("{label}: {source}")]
+    Pack { label: String, source: PackError },
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// Not even 64 rows fit into a binding.
+    #[error("{label}: rows of {k} elements are too long for this adapter's bindings of {max_plane_bytes} bytes")]
+    RowTooLong { label: String, k: u32, max_plane_bytes: u64 },
+}
+
+/// A matrix `[n, k]` on the GPU.
+#[derive(Clone, Debug)]
+pub struct PackedMatrix {
+    pub label: String,
+    pub format: Format,
+    pub n: u32,
+    pub k: u32,
+    /// Ascending rows; all but the last have the same number, a multiple of 64.
+    pub slices: Vec<PackedSlice>,
+}
+
+/// Some rows of a matrix.
+#[derive(Clone, Debug)]
+pub struct PackedSlice {
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub q: BufferSlice,
+    pub h: Option<BufferSlice>,
+    pub s: Option<BufferSlice>,
+}
+
+impl PackedMatrix {
+    /// Packs and uploads the rows of `parts`, one after the other: Q, K and V of one type make one matrix. Each part is
+    /// as the file stores it.
+    pub fn upload(
+        gpu: &Gpu,
+        uploader: &mut Uploader<'_>,
+        label: &str,
+        dtype: DType,
+        k: u32,
+        parts: &[&[u8]],
+    ) -> Result<PackedMatrix, WeightError> {
+        let max_plane_bytes = gpu.caps().max_binding_bytes;
+        PackedMatrix::upload_sliced(gpu, uploader, label, dtype, k, parts, max_plane_bytes)
+    }
+
+    /// As [`PackedMatrix::upload`], with slices whose planes have at most so many bytes.
+    pub fn upload_sliced(
+        gpu: &Gpu,
+        uploader: &mut Uploader<'_>,
+        label: &str,
+        dtype: DType,
+        k: u32,
+        parts: &[&[u8]],
+        max_plane_bytes: u64,
+    ) -> Result<PackedMatrix, WeightError> {
+        let pack_error = |source| WeightError::Pack { label: label.into(), source };
+        let format = Format::of(dtype).map_err(pack_error)?;
+        let row_bytes = format.row_bytes(k).map_err(pack_error)?;
+        if let Some(part) = parts.iter().find(|p| row_bytes == 0 || !p.len().is_multiple_of(row_bytes)) {
+            return Err(pack_error(PackError::PartialRow { dtype, k, bytes: part.len() }));
+        }
+        let rows: Vec<&[u8]> = parts.iter().flat_map(|p| p.chunks_exact(row_bytes)).collect();
+        let rows_per_slice = slice_rows(format.block_bytes(k), max_plane_bytes, gpu.caps().max_buffer_bytes)
+            .ok_or_else(|| WeightError::RowTooLong { label: label.into(), k, max_plane_bytes })?;
+        let mut slices = Vec::new();
+        for (i, rows) in rows.chunks(rows_per_slice as usize).enumerate() {
+            let first_row = i as u32 * rows_per_slice;
+            slices.push(upload_slice(gpu, uploader, label, format, k, first_row, rows)?);
+        }
+        Ok(PackedMatrix { label: label.into(), format, n: rows.len() as u32, k, slices })
+    }
+
+    /// Bytes on the GPU.
+    pub fn bytes(&self) -> u64 {
+        self.slices.iter().map(|s| s.q.buffer.size()).sum()
+    }
+}
+
+/// Rows of a slice whose planes fit a binding and, together, a buffer.
+fn slice_rows(block: PlaneBytes, max_plane_bytes: u64, max_buffer_bytes: u64) -> Option<u32> {
+    let by_binding = max_plane_bytes / block.q.max(block.h).max(block.s).max(1);
+    let by_buffer = max_buffer_bytes.saturating_sub(3 * PLANE_ALIGN) / (block.q + block.h + block.s).max(1);
+    // Element indices within a plane must fit u32 with room to spare; no binding is larger than 2 GiB anyway.
+    let blocks = by_binding.min(by_buffer).min(u64::from(u32::MAX / BLOCK_ROWS));
+    (blocks > 0).then(|| blocks as u32 * BLOCK_ROWS)
+}
+
+fn upload_slice(
+    gpu: &Gpu,
+    uploader: &mut Uploader<'_>,
+    label: &str,
+    format: Format,
+    k: u32,
+    first_row: u32,
+    rows: &[&[u8]],
+) -> Result<PackedSlice, WeightError> {
+    let block = format.block_bytes(k);
+    let num_blocks = (rows.len() as u64).div_ceil(u64::from(BLOCK_ROWS));
+    let (q, h, s) = (num_blocks * block.q, num_blocks * block.h, num_blocks * block.s);
+    let h_start = q.next_multiple_of(PLANE_ALIGN);
+    let s_start = (h_start + h).next_multiple_of(PLANE_ALIGN);
+    let buffer = gpu.alloc(label, s_start + s, BufferUse::Storage)?;
+    let slice = PackedSlice {
+        first_row,
+        num_rows: rows.len() as u32,
+        q: buffer.slice(0, q),
+        h: (h > 0).then(|| buffer.slice(h_start, h)),
+        s: (s > 0).then(|| buffer.slice(s_start, s)),
+    };
+    let blocks_per_piece = (PIECE_BYTES / (block.q + block.h + block.s).max(1)).max(1) as usize;
+    let mut planes = Planes::default();
+    let mut done = 0;
+    for piece in rows.chunks(blocks_per_piece * BLOCK_ROWS as usize) {
+        for rows in piece.chunks(BLOCK_ROWS as usize) {
+            format.pack_block(k, rows, &mut planes);
+        }
+        write_piece(uploader, &buffer, [(0, block.q), (h_start, block.h), (s_start, block.s)], done, &planes)?;
+        done += piece.len().div_ceil(BLOCK_ROWS as usize) as u64;
+        planes.q.clear();
+        planes.h.clear();
+        planes.s.clear();
+    }
+    Ok(slice)
+}
+
+/// Writes packed blocks behind `done` earlier ones; `plane_starts` has each plane's start and bytes of a block.
+fn write_piece(
+    uploader: &mut Uploader<'_>,
+    buffer: &Buffer,
+    plane_starts: [(u64, u64); 3],
+    done: u64,
+    planes: &Planes,
+) -> Result<(), GpuError> {
+    for ((start, block_bytes), bytes) in plane_starts.into_iter().zip([&planes.q, &planes.h, &planes.s]) {
+        if !bytes.is_empty() {
+            uploader.write(&buffer.slice(start + done * block_bytes, bytes.len() as u64), bytes)?;
+        }
+    }
+    Ok(())
+}
