@@ -20,15 +20,8 @@ const DEFAULT: f32 = 4e-2;
 const DEFAULT_KL: f64 = 2e-3;
 
 /// Folders under `tiny/` of the families that load.
-const FAMILIES: [&str; 7] = [
-    "llama",
-    "llama_tied_llama3rope",
-    "llama_yarn",
-    "llama_linear_bias",
-    "mistral_swa",
-    "qwen2_sharded",
-    "qwen3_bf16",
-];
+const FAMILIES: [&str; 7] =
+    ["llama", "llama_tied_llama3rope", "llama_yarn", "llama_linear_bias", "mistral_swa", "qwen2_sharded", "qwen3_bf16"];
 /// Folders under `gguf/` of the types that load on the GPU.
 const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
@@ -105,15 +98,14 @@ fn cases() -> Vec<Case> {
 
 /// An executor for this model, or `None` (with a line printed) where there is no adapter.
 fn open(path: &Path, mode: Mode, num_blocks: u32, max_model_len: u32) -> Option<WgpuExecutor> {
-    let gpu =
-        match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false }) {
-            Ok(gpu) => gpu,
-            Err(GpuError::NoAdapter(message)) if !require_gpu() => {
-                println!("skipped: {message}");
-                return None;
-            }
-            Err(error) => panic!("{error}"),
-        };
+    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false }) {
+        Ok(gpu) => gpu,
+        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
+            println!("skipped: {message}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
     let model = Model::open(path).unwrap_or_else(|e| panic!("{e}"));
     let cfg = ExecutorConfig {
         num_blocks,
@@ -282,7 +274,12 @@ fn smollm2_prompts() -> Vec<(String, Vec<u32>, Vec<u32>, Vec<f32>)> {
     names.sort_unstable();
     let prompt = |name: &&str| {
         let part = |suffix: &str| format!("{name}.{suffix}");
-        (name.to_string(), ids(&file, &part("input_ids")), ids(&file, &part("greedy_ids")), floats(&file, &part("margin")))
+        (
+            name.to_string(),
+            ids(&file, &part("input_ids")),
+            ids(&file, &part("greedy_ids")),
+            floats(&file, &part("margin")),
+        )
     };
     names.iter().map(prompt).filter(|(_, ids, _, _)| ids.len() < 400).collect()
 }
