@@ -180,7 +180,7 @@ impl Builder<'_> {
         let gated = layers().map(|l| self.forms(&l.down.matrix));
         let attention = self.attention_shape();
         // What attention cannot quantise itself is quantised from f32.
-        let attended = if attended.i8 && !(attention.can_quantise(self.class) && !attended.f32) {
+        let attended = if attended.i8 && (attended.f32 || !attention.can_quantise(self.class)) {
             Forms { f32: true, i8: true }
         } else {
             attended
