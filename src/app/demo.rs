@@ -47,6 +47,8 @@ pub fn start_chats(core: &mut AppCore, max_tokens: u32) {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demo {
     max_tokens: u32,
+    /// Shown once the chats have begun, instead of the Chat workspace.
+    workspace: Option<Workspace>,
     started: Option<Started>,
     outcome: Option<Result<(), String>>,
 }
@@ -57,9 +59,9 @@ struct Started {
 }
 
 impl Demo {
-    pub fn new(is_check: bool) -> Self {
+    pub fn new(is_check: bool, workspace: Option<Workspace>) -> Self {
         let max_tokens = if is_check { MAX_TOKENS_CHECKED } else { MAX_TOKENS_SHOWN };
-        Demo { max_tokens, started: None, outcome: None }
+        Demo { max_tokens, workspace, started: None, outcome: None }
     }
 
     /// Starts the chats once a model is there, and watches them. The result, once known, stays.
@@ -79,6 +81,7 @@ impl Demo {
             None => match &core.state.engine {
                 EngineStatus::Ready(_) => {
                     start_chats(core, self.max_tokens);
+                    core.state.workspace = self.workspace.unwrap_or(core.state.workspace);
                     self.started = Some(Started { chats: core.state.panes.chats.clone() });
                     None
                 }

@@ -297,7 +297,7 @@ impl AppCore {
             role: super::chat::Role::Assistant,
             content: String::new(),
             created_ms: self.state.clock.unix_ms,
-            run: Some(super::chat::RunRecord::started(model.name.clone())),
+            run: Some(super::chat::RunRecord::started(words::model_name(&model))),
         };
         let job = Job {
             chat: chat_id,

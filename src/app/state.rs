@@ -4,6 +4,7 @@
 //! commands. Changes go through [`super::logic::AppCore`].
 
 use super::chat::{Chat, ChatId, Message, MessageId};
+use super::format;
 use super::prompt::DropTurns;
 use super::store::StoreHealth;
 use super::theme::OwnerPalette;
@@ -277,6 +278,18 @@ pub struct WindowAdapter {
 pub struct DefaultModel {
     pub name: String,
     pub bytes: u64,
+    /// Fetched before: nothing needs to be downloaded.
+    pub is_here: bool,
+}
+
+impl DefaultModel {
+    /// "88.6 MiB to download, once", or that it is here.
+    pub fn cost_words(&self) -> String {
+        match self.is_here {
+            true => "already on this computer".into(),
+            false => format!("{} to download, once", format::bytes(self.bytes)),
+        }
+    }
 }
 
 impl AppState {

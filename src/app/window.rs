@@ -16,7 +16,7 @@ use super::theme::{Theme, size, space};
 use super::views::chat::{ChatView, chat_workspace_ui};
 use super::views::sessions::{SessionsView, sessions_ui};
 use super::views::{ViewCtx, about, dock, models, palette, shell};
-use super::{AppError, AppOptions, DemoOutcome};
+use super::{AppError, AppOptions, DemoOutcome, actions};
 use egui::{Align2, Area, CentralPanel, Context, Frame, Id, Key, Margin, Order, Panel, Ui, ViewportCommand, vec2};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,6 +33,7 @@ pub struct KvasirApp {
     inspect_view: InspectView,
     pub chat_view: ChatView,
     sessions: SessionsView,
+    markdown: egui_commonmark::CommonMarkCache,
     demo: Option<Demo>,
     demo_outcome: DemoOutcome,
     closes_after_demo: bool,
@@ -67,7 +68,8 @@ impl KvasirApp {
             inspect_view: InspectView::default(),
             chat_view: ChatView::default(),
             sessions: SessionsView::default(),
-            demo: options.demo.then(|| Demo::new(options.exit_after_demo)),
+            markdown: Default::default(),
+            demo: options.demo.then(|| Demo::new(options.exit_after_demo, options.workspace)),
             demo_outcome: outcome,
             closes_after_demo: options.exit_after_demo,
             frames: FrameStats::default(),
@@ -86,9 +88,9 @@ impl KvasirApp {
         if let Some(workspace) = options.workspace {
             app.core.apply(UiCommand::ShowWorkspace(workspace));
         }
-        let source = options.model_to_load.or_else(|| super::actions::models::last_used(&app.core));
+        let source = options.model_to_load.or_else(|| actions::models::at_start(&app.core, options.demo));
         if let Some(source) = source.filter(|_| app.core.state.model().is_none()) {
-            super::actions::models::load(&mut app.core, source);
+            actions::models::load(&mut app.core, source);
         }
         if let Some(log) = &app.frame_log {
             cc.egui_ctx.add_plugin(TessellateTimer { log: log.clone() });
@@ -186,8 +188,8 @@ impl KvasirApp {
     fn shell_ui(&mut self, ui: &mut Ui, commands: &mut Vec<UiCommand>, asked: &mut Vec<InspectCommand>) {
         let Some(theme) = self.theme else { return };
         let width = ui.available_width();
-        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, frames, .. } = self;
-        let mut cx = ViewCtx { state: &core.state, theme, commands };
+        let KvasirApp { core, sessions, chat_view, inspect, inspect_view, markdown, frames, .. } = self;
+        let mut cx = ViewCtx { state: &core.state, theme, commands, markdown };
         let cx = &mut cx;
         shell::top_bar_ui(cx, ui);
         shell::status_bar_ui(cx, inspect.status_line(), ui);

@@ -1,8 +1,30 @@
 //! What the engine reports, in words that need no manual.
 
 use super::format;
+use crate::engine::handle::LoadedModel;
 use crate::protocol::{FinishReason, RunError};
 use crate::telemetry::WaitReason;
+use std::path::Path;
+
+/// What a model is called. Titles inside of files name training runs as often as models, so that a GGUF file goes by its
+/// own name, without the quantisation, which stands beside it.
+pub fn model_name(model: &LoadedModel) -> String {
+    let path = model.path.as_deref().filter(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")));
+    let Some(stem) = path.and_then(Path::file_stem).and_then(|s| s.to_str()) else { return model.name.clone() };
+    without_quant(stem, &model.quant).to_owned()
+}
+
+/// `SmolLM2-135M-Instruct.Q4_1` without `.Q4_1`.
+fn without_quant<'a>(stem: &'a str, quant: &str) -> &'a str {
+    let at = stem.len().saturating_sub(quant.len());
+    match stem.get(at..) {
+        Some(tail) if !quant.is_empty() && tail.eq_ignore_ascii_case(quant) => {
+            let head = stem[..at].trim_end_matches(['.', '-', '_']);
+            if head.is_empty() { stem } else { head }
+        }
+        _ => stem,
+    }
+}
 
 /// Why an answer ended. `max_tokens` is the limit that the user set; `is_clamped` says that the context left room for
 /// fewer.
@@ -75,6 +97,15 @@ mod tests {
         for (reason, is_clamped, words) in cases {
             assert_eq!(stop_reason(&reason, 1024, is_clamped), words);
         }
+    }
+
+    #[test]
+    fn a_file_goes_by_its_name_without_the_quantisation() {
+        assert_eq!(without_quant("SmolLM2-135M-Instruct.Q4_1", "Q4_1"), "SmolLM2-135M-Instruct");
+        assert_eq!(without_quant("model-q8_0", "Q8_0"), "model");
+        assert_eq!(without_quant("Q8_0", "Q8_0"), "Q8_0");
+        assert_eq!(without_quant("größe", "ße"), "grö");
+        assert_eq!(without_quant("model-Q4_K_M", "Q4_K"), "model-Q4_K_M");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::app::{AppError, AppOptions};
 use crate::config::Dirs;
 use crate::engine::EngineHandle;
 use crate::engine::options::ModelSource;
-use crate::model::hub::DEFAULT_MODEL;
+use crate::model::hub::{DEFAULT_MODEL, default_model_path};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -54,7 +54,11 @@ pub fn run(args: &AppArgs) -> CliResult {
     };
     let options = AppOptions {
         model_to_load,
-        default_model: DefaultModel { name: DEFAULT_MODEL.name.into(), bytes: DEFAULT_MODEL.download_bytes },
+        default_model: DefaultModel {
+            name: DEFAULT_MODEL.name.into(),
+            bytes: DEFAULT_MODEL.download_bytes,
+            is_here: default_model_path(&dirs.cache).is_file(),
+        },
         data_dir: args.data_dir.clone().unwrap_or(dirs.data),
         model_roots: models::roots(&file)?,
         demo: args.demo,

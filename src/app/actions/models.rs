@@ -8,6 +8,8 @@ use std::path::PathBuf;
 const KEY_MODEL: &str = "model";
 /// How the built-in default model is written in the settings.
 const DEFAULT_WORD: &str = "default";
+/// The user unloaded the model.
+const NONE_WORD: &str = "none";
 
 pub fn load(core: &mut AppCore, source: ModelSource) {
     core.state.models.error = None;
@@ -21,7 +23,7 @@ pub fn load(core: &mut AppCore, source: ModelSource) {
 
 pub fn unload(core: &mut AppCore) {
     core.engine.unload();
-    core.put_setting(KEY_MODEL, String::new());
+    core.put_setting(KEY_MODEL, NONE_WORD.into());
 }
 
 /// A model was loaded: the next start loads it again.
@@ -33,11 +35,15 @@ pub fn remember_loaded(core: &mut AppCore) {
     }
 }
 
-/// The model that was loaded last, if it is still there.
-pub fn last_used(core: &AppCore) -> Option<ModelSource> {
-    match core.setting(KEY_MODEL).filter(|w| !w.is_empty())? {
-        DEFAULT_WORD => Some(ModelSource::Default),
-        path => Some(PathBuf::from(path)).filter(|p| p.exists()).map(ModelSource::Path),
+/// What to load when no model was named: the one of the last start, if it is still there; else the default model where
+/// that costs no download or a demo needs one. Nothing where the user unloaded the last one.
+pub fn at_start(core: &AppCore, is_demo: bool) -> Option<ModelSource> {
+    let default = (core.state.default_model.is_here || is_demo).then_some(ModelSource::Default);
+    match core.setting(KEY_MODEL) {
+        Some(NONE_WORD) if !is_demo => None,
+        None | Some(NONE_WORD) => default,
+        Some(DEFAULT_WORD) => Some(ModelSource::Default),
+        Some(path) => Some(PathBuf::from(path)).filter(|p| p.exists()).map(ModelSource::Path).or(default),
     }
 }
 

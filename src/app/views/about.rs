@@ -6,6 +6,7 @@ use crate::app::format;
 use crate::app::frame_stats::FrameStats;
 use crate::app::store::StoreHealth;
 use crate::app::theme::space;
+use crate::app::words;
 use egui::{Grid, Id, Modal, RichText, Ui};
 
 pub fn about_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, frames: &FrameStats) {
@@ -46,7 +47,7 @@ fn facts(cx: &ViewCtx<'_>, frames: &FrameStats) -> Vec<(&'static str, String)> {
     if let Some(model) = cx.state.model() {
         let a = &model.adapter;
         rows.push(("Engine runs on", format!("{} ({}, {})", a.name, a.backend, a.driver)));
-        rows.push(("Model", format!("{} {}", model.name, model.quant)));
+        rows.push(("Model", format!("{} {}", words::model_name(model), model.quant)));
         let blocks = format::count(model.num_blocks.into());
         rows.push(("KV cache", format!("{blocks} blocks of {} tokens", model.block_size)));
     }

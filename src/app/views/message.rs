@@ -14,13 +14,12 @@ use crate::app::theme::{font_size, radius, size, space};
 use crate::app::words;
 use crate::telemetry::RequestState;
 use egui::{Button, CornerRadius, Frame, Label, Margin, Rect, RichText, ScrollArea, Stroke, TextEdit, Ui, Vec2};
-use egui_commonmark::{CommonMarkCache, CommonMarkViewer};
+use egui_commonmark::CommonMarkViewer;
 
 /// What one message remembers between frames.
 #[derive(Default)]
 pub struct MessageView {
     doc: MarkdownDoc,
-    cache: CommonMarkCache,
     heights: Vec<BlockHeight>, // one per block
     pub last_frame: u64,
 }
@@ -325,7 +324,7 @@ fn text_ui(cx: &mut ViewCtx<'_>, view: &mut MessageView, ui: &mut Ui, text: &str
                 continue;
             }
         }
-        let response = ui.push_id(block.range.start, |ui| block_ui(cx, &mut view.cache, ui, block, text)).response;
+        let response = ui.push_id(block.range.start, |ui| block_ui(cx, ui, block, text)).response;
         let measured = BlockHeight { width, len: block.range.len(), height: response.rect.height() };
         match view.heights.get_mut(i) {
             Some(height) => *height = measured,
@@ -334,10 +333,10 @@ fn text_ui(cx: &mut ViewCtx<'_>, view: &mut MessageView, ui: &mut Ui, text: &str
     }
 }
 
-fn block_ui(cx: &mut ViewCtx<'_>, cache: &mut CommonMarkCache, ui: &mut Ui, block: &Block, text: &str) {
+fn block_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, block: &Block, text: &str) {
     match &block.kind {
         BlockKind::Text => {
-            CommonMarkViewer::new().show(ui, cache, text[block.range.clone()].trim_end());
+            CommonMarkViewer::new().show(ui, cx.markdown, text[block.range.clone()].trim_end());
         }
         BlockKind::Code { language, body } => code_ui(cx, ui, language, text[body.clone()].trim_end_matches('\n')),
     }

@@ -18,6 +18,7 @@ use super::chat::ChatId;
 use super::command::UiCommand;
 use super::state::AppState;
 use super::theme::{Theme, space};
+use egui_commonmark::CommonMarkCache;
 use egui::{Align, Color32, Layout, RichText, Sense, Ui, Vec2};
 
 /// What every view gets: the state to read, the tokens to draw with, a place for commands.
@@ -25,6 +26,8 @@ pub struct ViewCtx<'a> {
     pub state: &'a AppState,
     pub theme: Theme,
     pub commands: &'a mut Vec<UiCommand>,
+    /// Scratch of the markdown renderer; holds nothing of the chats.
+    pub markdown: &'a mut CommonMarkCache,
 }
 
 impl ViewCtx<'_> {

@@ -6,6 +6,7 @@ use crate::app::command::UiCommand;
 use crate::app::format;
 use crate::app::state::ModelEntry;
 use crate::app::theme::{radius, space};
+use crate::app::words;
 use crate::engine::handle::EngineStatus;
 use egui::{Align, Frame, Label, Layout, Margin, RichText, ScrollArea, Stroke, Ui, Vec2};
 
@@ -56,7 +57,7 @@ fn engine_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
             frame.show(ui, |ui| {
                 ui.set_width(ui.available_width());
                 ui.horizontal(|ui| {
-                    ui.label(RichText::new(&model.name).color(cx.theme.text_strong));
+                    ui.label(RichText::new(words::model_name(model)).color(cx.theme.text_strong));
                     ui.label(small(super::shell::model_facts(model), cx.theme.text_weak));
                     right_to_left(ui, |ui| {
                         if ui.button("Unload").clicked() {
@@ -107,11 +108,11 @@ fn list_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
 /// The built-in default model, always on offer.
 fn offer_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     let offer = &cx.state.default_model;
-    let is_loaded = cx.state.model().is_some_and(|m| m.name.contains(&offer.name));
+    let is_loaded = cx.state.model().is_some_and(|m| words::model_name(m) == offer.name);
     if is_loaded || matches!(cx.state.engine, EngineStatus::Loading { .. }) {
         return;
     }
-    let text = format!("{}, the built-in default: {} to download, once", offer.name, format::bytes(offer.bytes));
+    let text = format!("{}, the built-in default: {}", offer.name, offer.cost_words());
     ui.horizontal(|ui| {
         right_to_left(ui, |ui| {
             if primary_button(ui, &cx.theme, "Load").clicked() {

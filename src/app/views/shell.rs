@@ -8,6 +8,7 @@ use crate::app::inspect::kpi::StatusLine;
 use crate::app::state::{AppState, DockTab, ThemeChoice, Workspace};
 use crate::app::store::StoreHealth;
 use crate::app::theme::{Theme, size, space};
+use crate::app::words;
 use crate::engine::handle::{EngineStatus, LoadedModel};
 use egui::{Align, Button, Frame, Label, Layout, Margin, Panel, Popup, RichText, Stroke, Ui, Vec2, vec2};
 
@@ -81,7 +82,7 @@ pub fn model_words(state: &AppState) -> String {
             format!("{phase} {}", format::percent(*done, *total))
         }
         EngineStatus::Loading { phase, .. } => phase.clone(),
-        EngineStatus::Ready(model) => model.name.clone(),
+        EngineStatus::Ready(model) => words::model_name(model),
         EngineStatus::Failed { .. } => "Model not loaded".into(),
     }
 }
@@ -89,7 +90,7 @@ pub fn model_words(state: &AppState) -> String {
 /// "Q4_1 · 8,192 context · llvmpipe".
 pub fn model_facts(model: &LoadedModel) -> String {
     let context = crate::app::prompt::context_limit(model);
-    let quant = Some(model.quant.as_str()).filter(|q| !q.is_empty() && !model.name.contains(q));
+    let quant = Some(model.quant.as_str()).filter(|q| !q.is_empty());
     let context = format!("{} context", format::count(context.into()));
     [quant.map(str::to_owned), Some(context), Some(adapter_words(model))]
         .into_iter()
@@ -136,7 +137,7 @@ fn model_menu_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     ui.set_min_width(220.0);
     match &cx.state.engine {
         EngineStatus::Ready(model) => {
-            ui.label(RichText::new(&model.name).color(cx.theme.text_strong));
+            ui.label(RichText::new(words::model_name(model)).color(cx.theme.text_strong));
             ui.label(small(model_facts(model), cx.theme.text_weak));
             ui.separator();
             if ui.button("Unload").clicked() {

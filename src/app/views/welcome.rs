@@ -137,9 +137,10 @@ fn offers_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
         ui.label(RichText::new("Choose a model").color(cx.theme.text_strong));
         ui.add_space(space::XS);
         let offer = &cx.state.default_model;
-        ui.label(format!("{} is small and quick: {} to download, once.", offer.name, format::bytes(offer.bytes)));
+        ui.label(format!("{} is small and quick: {}.", offer.name, offer.cost_words()));
         ui.add_space(space::S);
-        if primary_button(ui, &cx.theme, &format!("Get {}", offer.name)).clicked() {
+        let verb = if offer.is_here { "Load" } else { "Get" };
+        if primary_button(ui, &cx.theme, &format!("{verb} {}", offer.name)).clicked() {
             cx.send(UiCommand::LoadDefaultModel);
         }
         ui.add_space(space::M);

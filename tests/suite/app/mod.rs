@@ -28,7 +28,7 @@ pub fn options(engine: EngineHandle, dir: &Path) -> AppOptions {
     AppOptions {
         engine,
         model_to_load: None,
-        default_model: DefaultModel { name: "SmolLM2-135M-Instruct".into(), bytes: 92 << 20 },
+        default_model: DefaultModel { name: "SmolLM2-135M-Instruct".into(), bytes: 92 << 20, is_here: false },
         data_dir: dir.to_path_buf(),
         model_roots: Vec::new(),
         demo: false,
