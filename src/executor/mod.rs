@@ -4,7 +4,10 @@
 //! Executors know nothing of requests, queues or the cache's bookkeeping.
 
 use crate::batch::StepBatch;
+use crate::gpu::GpuError;
 use crate::ids::TokenId;
+use crate::model::ModelError;
+use crate::model::spec::WeightRole;
 use crate::protocol::TokenLogprobs;
 
 pub mod paged_fake;
@@ -48,6 +51,32 @@ pub enum ExecError {
     /// The batch broke a rule, or the driver refused a command: nothing was run.
     #[error("the step was refused: {0}")]
     Rejected(String),
+}
+
+/// Why a model could not be made ready to run.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error("the model has no tensor for {role:?}")]
+    MissingWeight { role: WeightRole },
+    #[error("{fault} (tensor {tensor})")]
+    Unreadable { tensor: String, fault: String },
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("loading was cancelled")]
+    Cancelled,
+}
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// What is being done, in words for a person.
+    pub phase: &'static str,
+    pub done: u64,
+    pub total: u64,
 }
 
 /// Runs steps. Three implementations exist today.

@@ -1,1 +1,339 @@
-//! The whole model on the CPU in plain loops: what every kernel is held against.
+//! The whole model on the CPU in plain loops: what the GPU executor is held against.
+//!
+//! Guarantees: f32 weights (dequantised by [`crate::model::quant`]), f32 activations, f64 accumulation, K and V in a
+//! paged pool read through the block table. It does not attempt to be fast: it is for small models and tests.
+
+use crate::batch::{StepBatch, Want};
+use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
+use crate::ids::TokenId;
+use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
+use crate::model::{Model, quant, rope};
+use crate::protocol::TokenLogprobs;
+use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
+
+/// Sizes of the pool.
+#[derive(Clone, Copy, Debug)]
+pub struct ReferenceConfig {
+    pub num_blocks: u32,
+    pub block_size: u32,
+}
+
+/// A row-major f32 matrix `[rows, cols]`, or a vector with one row.
+struct Matrix {
+    rows: usize,
+    cols: usize,
+    data: Vec<f32>,
+}
+
+struct Layer {
+    attn_norm: Matrix,
+    q: Matrix,
+    k: Matrix,
+    v: Matrix,
+    o: Matrix,
+    q_bias: Option<Matrix>,
+    k_bias: Option<Matrix>,
+    v_bias: Option<Matrix>,
+    o_bias: Option<Matrix>,
+    q_norm: Option<Matrix>,
+    k_norm: Option<Matrix>,
+    ffn_norm: Matrix,
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+    gate_bias: Option<Matrix>,
+    up_bias: Option<Matrix>,
+    down_bias: Option<Matrix>,
+    /// Paged K and V: `[num_blocks * block_size, num_kv_heads * head_dim]`.
+    k_pool: Vec<f32>,
+    v_pool: Vec<f32>,
+}
+
+/// Implements [`Executor`] with plain loops.
+pub struct ReferenceExecutor {
+    spec: ModelSpec,
+    cfg: ReferenceConfig,
+    embedding: Matrix,
+    output_norm: Matrix,
+    head: Option<Matrix>,
+    layers: Vec<Layer>,
+    cos: Vec<f32>, // [num_positions, rotary_dim / 2]
+    sin: Vec<f32>,
+    done: Option<StepOutput>,
+}
+
+impl ReferenceExecutor {
+    /// Dequantises every weight to f32. Fails when the file lacks a tensor the spec asks for.
+    pub fn new(model: &Model, cfg: ReferenceConfig) -> Result<Self, LoadError> {
+        let spec = model.spec().clone();
+        let pool = (cfg.num_blocks * cfg.block_size * spec.num_kv_heads * spec.head_dim) as usize;
+        let layers = (0..spec.num_layers).map(|l| load_layer(model, l, pool)).collect::<Result<_, _>>()?;
+        let (cos, sin) = rope::cos_sin_table(&spec.rope, spec.max_position);
+        Ok(ReferenceExecutor {
+            embedding: required(model, WeightRole::TokenEmbedding)?,
+            output_norm: required(model, WeightRole::OutputNorm)?,
+            head: optional(model, WeightRole::LmHead)?,
+            layers,
+            cos,
+            sin,
+            done: None,
+            cfg,
+            spec,
+        })
+    }
+
+    fn run(&mut self, batch: &StepBatch) -> StepOutput {
+        let hidden = self.spec.hidden_size as usize;
+        let mut x: Vec<f32> = Vec::with_capacity(batch.num_tokens() * hidden);
+        for &id in &batch.input_ids {
+            x.extend_from_slice(self.embedding.row(id as usize));
+        }
+        for l in 0..self.layers.len() {
+            self.layer(l, batch, &mut x);
+        }
+        let vocab = self.spec.vocab_size as usize;
+        let mut logits = Vec::with_capacity(batch.num_logits() * vocab);
+        for &t in &batch.logit_tokens {
+            let row = &x[t as usize * hidden..(t as usize + 1) * hidden];
+            let normed = rms_norm(row, &self.output_norm.data, self.spec.rms_eps);
+            logits.extend(matvec(self.head.as_ref().unwrap_or(&self.embedding), &normed, None));
+        }
+        finish(batch, logits, vocab)
+    }
+
+    fn layer(&mut self, l: usize, batch: &StepBatch, x: &mut [f32]) {
+        let spec = self.spec.clone();
+        let (hidden, d) = (spec.hidden_size as usize, spec.head_dim as usize);
+        let kv_width = spec.num_kv_heads as usize * d;
+        let mut queries = Vec::with_capacity(batch.num_tokens());
+        for t in 0..batch.num_tokens() {
+            let (mut q, mut k, v) = self.layers[l].project(&spec, &x[t * hidden..(t + 1) * hidden]);
+            self.rotate(batch.positions[t], &mut q);
+            self.rotate(batch.positions[t], &mut k);
+            let at = batch.kv_slots[t] as usize * kv_width;
+            self.layers[l].k_pool[at..at + kv_width].copy_from_slice(&k);
+            self.layers[l].v_pool[at..at + kv_width].copy_from_slice(&v);
+            queries.push(q);
+        }
+        for (t, q) in queries.iter().enumerate() {
+            let attended = self.attend(l, batch, t, q);
+            let layer = &self.layers[l];
+            let row = &mut x[t * hidden..(t + 1) * hidden];
+            add(row, &matvec(&layer.o, &attended, layer.o_bias.as_ref()));
+            let normed = rms_norm(row, &layer.ffn_norm.data, spec.rms_eps);
+            let gate = matvec(&layer.gate, &normed, layer.gate_bias.as_ref());
+            let up = matvec(&layer.up, &normed, layer.up_bias.as_ref());
+            let act: Vec<f32> = gate.iter().zip(&up).map(|(&g, &u)| g / (1.0 + (-g).exp()) * u).collect();
+            add(row, &matvec(&layer.down, &act, layer.down_bias.as_ref()));
+        }
+    }
+
+    /// Rotates each head of `heads` in place (RoFormer, arXiv 2104.09864).
+    fn rotate(&self, position: u32, heads: &mut [f32]) {
+        let half = self.spec.rope.rotary_dim as usize / 2;
+        let at = position as usize * half;
+        for head in heads.chunks_exact_mut(self.spec.head_dim as usize) {
+            for i in 0..half {
+                let (a, b) = match self.spec.rope.pairing {
+                    RopePairing::Half => (i, i + half),
+                    RopePairing::Interleaved => (2 * i, 2 * i + 1),
+                };
+                let (c, s) = (self.cos[at + i], self.sin[at + i]);
+                (head[a], head[b]) = (head[a] * c - head[b] * s, head[b] * c + head[a] * s);
+            }
+        }
+    }
+
+    /// Softmax attention of one token over its own row's keys, read through the block table.
+    fn attend(&self, l: usize, batch: &StepBatch, t: usize, q: &[f32]) -> Vec<f32> {
+        let spec = &self.spec;
+        let d = spec.head_dim as usize;
+        let kv_width = spec.num_kv_heads as usize * d;
+        let row = batch.row_of_token[t] as usize;
+        let table =
+            &batch.block_tables[batch.block_table_start[row] as usize..batch.block_table_start[row + 1] as usize];
+        let position = batch.positions[t];
+        let first = spec.windows[l].map_or(0, |w| (position + 1).saturating_sub(w));
+        let slot = |p: u32| table[(p / self.cfg.block_size) as usize] * self.cfg.block_size + p % self.cfg.block_size;
+        let group = (spec.num_heads / spec.num_kv_heads) as usize;
+        let mut out = vec![0.0; spec.num_heads as usize * d];
+        for h in 0..spec.num_heads as usize {
+            let kv = h / group * d;
+            let key = |p: u32| &self.layers[l].k_pool[slot(p) as usize * kv_width + kv..][..d];
+            let value = |p: u32| &self.layers[l].v_pool[slot(p) as usize * kv_width + kv..][..d];
+            let scale = 1.0 / (d as f64).sqrt();
+            let scores: Vec<f64> = (first..=position).map(|p| dot(&q[h * d..(h + 1) * d], key(p)) * scale).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for i in 0..d {
+                let mixed: f64 = weights.iter().zip(first..).map(|(w, p)| w * f64::from(value(p)[i])).sum();
+                out[h * d + i] = (mixed / sum) as f32;
+            }
+        }
+        out
+    }
+}
+
+impl Layer {
+    /// Q, K and V of one token, normed per head where the model does so; not yet rotated.
+    fn project(&self, spec: &ModelSpec, x: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+        let normed = rms_norm(x, &self.attn_norm.data, spec.rms_eps);
+        let mut q = matvec(&self.q, &normed, self.q_bias.as_ref());
+        let mut k = matvec(&self.k, &normed, self.k_bias.as_ref());
+        let v = matvec(&self.v, &normed, self.v_bias.as_ref());
+        for (heads, gain) in [(&mut q, &self.q_norm), (&mut k, &self.k_norm)] {
+            if let Some(gain) = gain {
+                for head in heads.chunks_exact_mut(spec.head_dim as usize) {
+                    let normed = rms_norm(head, &gain.data, spec.rms_eps);
+                    head.copy_from_slice(&normed);
+                }
+            }
+        }
+        (q, k, v)
+    }
+}
+
+impl Executor for ReferenceExecutor {
+    fn launch(&mut self, batch: &StepBatch) -> Result<StepHandle, ExecError> {
+        let limit = self.cfg.num_blocks * self.cfg.block_size;
+        if let Some(slot) = batch.kv_slots.iter().find(|&&s| s >= limit) {
+            return Err(ExecError::Rejected(format!("KV slot {slot} is outside the pool of {limit} slots")));
+        }
+        self.done = Some(self.run(batch));
+        Ok(StepHandle(batch.step))
+    }
+
+    fn wait(&mut self, _handle: StepHandle) -> Result<StepOutput, ExecError> {
+        self.done.take().ok_or_else(|| ExecError::Rejected("no step is in flight".into()))
+    }
+
+    fn num_blocks(&self) -> u32 {
+        self.cfg.num_blocks
+    }
+
+    fn block_size(&self) -> u32 {
+        self.cfg.block_size
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.spec.vocab_size
+    }
+
+    fn kv_bytes_per_block(&self) -> u64 {
+        let per_token = 2 * 4 * u64::from(self.spec.num_kv_heads * self.spec.head_dim * self.spec.num_layers);
+        per_token * u64::from(self.cfg.block_size)
+    }
+}
+
+/// Samples each logit row, or hands the logits over.
+fn finish(batch: &StepBatch, logits: Vec<f32>, vocab: usize) -> StepOutput {
+    let mut out = StepOutput { stats: StepStats::default(), ..StepOutput::default() };
+    if batch.want == Want::Logits {
+        out.logits = Some(logits);
+        return out;
+    }
+    for (l, row) in logits.chunks_exact(vocab).enumerate() {
+        let (token, logprobs) = match draw(batch, l, row.to_vec()) {
+            Ok(drawn) => (drawn.0, drawn.1),
+            Err(fault) => (fault.token, None),
+        };
+        out.not_finite.push(row.iter().any(|v| !v.is_finite()));
+        out.tokens.push(token);
+        out.logprobs.push(logprobs);
+    }
+    out
+}
+
+/// Penalties, biases and the draw of one logit row, as the batch asks.
+fn draw(
+    batch: &StepBatch,
+    l: usize,
+    mut logits: Vec<f32>,
+) -> Result<(TokenId, Option<TokenLogprobs>), sampling::NotFinite> {
+    let rules = &batch.sampling[l];
+    let range = |starts: &[u32]| starts[l] as usize..starts[l + 1] as usize;
+    let seen: Vec<SeenToken> = batch.penalties[range(&batch.penalty_start)]
+        .iter()
+        .map(|p| SeenToken { token: p.token, output_count: p.output_count })
+        .collect();
+    let strengths = PenaltyStrengths {
+        repetition: rules.repetition_penalty,
+        presence: rules.presence_penalty,
+        frequency: rules.frequency_penalty,
+    };
+    reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
+    let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
+    let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
+    let logprobs = rules.logprobs.map(|n| {
+        let row = reference::logprobs(&logits, usize::from(n));
+        let logprob = (f64::from(logits[token as usize]) - row.logsumexp) as f32;
+        TokenLogprobs { token, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
+    });
+    Ok((token, logprobs))
+}
+
+fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
+    Ok(Layer {
+        attn_norm: required(model, WeightRole::AttnNorm(l))?,
+        q: required(model, WeightRole::Q(l))?,
+        k: required(model, WeightRole::K(l))?,
+        v: required(model, WeightRole::V(l))?,
+        o: required(model, WeightRole::O(l))?,
+        q_bias: optional(model, WeightRole::QBias(l))?,
+        k_bias: optional(model, WeightRole::KBias(l))?,
+        v_bias: optional(model, WeightRole::VBias(l))?,
+        o_bias: optional(model, WeightRole::OBias(l))?,
+        q_norm: optional(model, WeightRole::QNorm(l))?,
+        k_norm: optional(model, WeightRole::KNorm(l))?,
+        ffn_norm: required(model, WeightRole::FfnNorm(l))?,
+        gate: required(model, WeightRole::Gate(l))?,
+        up: required(model, WeightRole::Up(l))?,
+        down: required(model, WeightRole::Down(l))?,
+        gate_bias: optional(model, WeightRole::GateBias(l))?,
+        up_bias: optional(model, WeightRole::UpBias(l))?,
+        down_bias: optional(model, WeightRole::DownBias(l))?,
+        k_pool: vec![0.0; pool],
+        v_pool: vec![0.0; pool],
+    })
+}
+
+fn required(model: &Model, role: WeightRole) -> Result<Matrix, LoadError> {
+    optional(model, role)?.ok_or(LoadError::MissingWeight { role })
+}
+
+fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>, LoadError> {
+    let Some(view) = model.weight(role)? else { return Ok(None) };
+    let cols = *view.shape.last().unwrap_or(&1) as usize;
+    let rows = view.shape.iter().product::<u64>() as usize / cols.max(1);
+    let mut data = vec![0.0; rows * cols];
+    quant::dequantize(view.dtype, view.bytes, &mut data)
+        .map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
+    Ok(Some(Matrix { rows, cols, data }))
+}
+
+impl Matrix {
+    fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.cols..(i + 1) * self.cols]
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+}
+
+fn matvec(w: &Matrix, x: &[f32], bias: Option<&Matrix>) -> Vec<f32> {
+    (0..w.rows).map(|r| (dot(w.row(r), x) + bias.map_or(0.0, |b| f64::from(b.data[r]))) as f32).collect()
+}
+
+fn rms_norm(x: &[f32], gain: &[f32], eps: f32) -> Vec<f32> {
+    let mean = dot(x, x) / x.len() as f64;
+    let inv = 1.0 / (mean + f64::from(eps)).sqrt();
+    x.iter().zip(gain).map(|(&v, &g)| (f64::from(v) * inv) as f32 * g).collect()
+}
+
+fn add(x: &mut [f32], y: &[f32]) {
+    for (a, b) in x.iter_mut().zip(y) {
+        *a += b;
+    }
+}

@@ -60,6 +60,11 @@ impl DType {
         }
         (num_elements / be).checked_mul(self.block_bytes() as u64)
     }
+
+    /// True when kernels read this type; the others can be dequantised on the CPU only.
+    pub const fn is_supported_on_gpu(self) -> bool {
+        !matches!(self, DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS)
+    }
 }
 
 impl std::fmt::Display for DType {

@@ -1,4 +1,26 @@
 //! Files on disk become facts: headers, specs, tensor bytes. Nothing here knows a GPU.
+//!
+//! [`Model::open`] is the door: it accepts a GGUF file or a Hugging Face folder, checks everything that can be checked
+//! from headers (and the values of the small tensors), and hands out tensors by [`spec::WeightRole`]. Formats are read by
+//! [`gguf`] and [`safetensors`], families are described in [`arch`], one small file each.
+//!
+//! Guarantees: no input file makes this panic, loop or allocate beyond a small multiple of its headers; what is not
+//! supported is refused by name. It does not convert or copy weights.
 
+pub mod arch;
+pub mod catalog;
+pub mod checkpoint;
 pub mod dtype;
+pub mod error;
+pub mod files;
+pub mod gguf;
+pub mod gguf_types;
+pub mod hub;
+pub mod quant;
+pub mod rope;
+pub mod safetensors;
+pub mod sidecar;
 pub mod spec;
+
+pub use checkpoint::{Model, ModelFormat, ModelInfo, TensorFacts, TensorView};
+pub use error::ModelError;

@@ -110,3 +110,165 @@ pub enum WeightRole {
     UpBias(u32),
     DownBias(u32),
 }
+
+/// Largest values that are believed: beyond every known model, small enough that no product of two overflows and no
+/// table sized by one of them is dangerous.
+mod limit {
+    pub const LAYERS: u32 = 1024;
+    pub const WIDTH: u32 = 1 << 20;
+    pub const HEADS: u32 = 1 << 14;
+    pub const HEAD_DIM: u32 = 1024;
+    pub const VOCAB: u32 = 1 << 24;
+    pub const POSITIONS: u32 = 1 << 27;
+}
+
+impl ModelSpec {
+    /// Checks ranges and that the parts agree; the message names the field and the value.
+    pub fn validate(&self) -> Result<(), String> {
+        let ranges = [
+            ("the number of layers", self.num_layers, limit::LAYERS),
+            ("the hidden size", self.hidden_size, limit::WIDTH),
+            ("the intermediate size", self.intermediate_size, limit::WIDTH),
+            ("the number of attention heads", self.num_heads, limit::HEADS),
+            ("the number of key-value heads", self.num_kv_heads, limit::HEADS),
+            ("the head dimension", self.head_dim, limit::HEAD_DIM),
+            ("the vocabulary size", self.vocab_size, limit::VOCAB),
+            ("the context length", self.max_position, limit::POSITIONS),
+        ];
+        for (what, value, max) in ranges {
+            if value == 0 || value > max {
+                return Err(format!("{what} must be from 1 to {max}, not {value}"));
+            }
+        }
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
+            let (heads, kv) = (self.num_heads, self.num_kv_heads);
+            return Err(format!("{heads} attention heads cannot be shared by {kv} key-value heads evenly"));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(format!("the head dimension must be even, not {}", self.head_dim));
+        }
+        if !(self.rms_eps.is_finite() && self.rms_eps > 0.0 && self.rms_eps < 1.0) {
+            return Err(format!("the epsilon of RMSNorm must be above 0 and below 1, not {}", self.rms_eps));
+        }
+        if self.windows.len() != self.num_layers as usize || self.windows.contains(&Some(0)) {
+            return Err("every layer needs a window of at least 1 key or none".into());
+        }
+        self.rope.validate(self.head_dim)
+    }
+
+    /// Checks the number of layers alone: lists with one entry per layer are made only after this.
+    pub fn check_num_layers(&self) -> Result<(), String> {
+        if self.num_layers == 0 || self.num_layers > limit::LAYERS {
+            return Err(format!("the number of layers must be from 1 to {}, not {}", limit::LAYERS, self.num_layers));
+        }
+        Ok(())
+    }
+
+    /// Every tensor that the forward pass reads, embedding first, then layer by layer.
+    pub fn roles(&self) -> impl Iterator<Item = WeightRole> + '_ {
+        let outer = [WeightRole::TokenEmbedding, WeightRole::OutputNorm, WeightRole::LmHead];
+        let layers = (0..self.num_layers).flat_map(WeightRole::of_layer);
+        outer.into_iter().chain(layers).filter(|role| role.shape(self).is_some())
+    }
+}
+
+impl RopeSpec {
+    fn validate(&self, head_dim: u32) -> Result<(), String> {
+        let RopeSpec { theta, rotary_dim, scaling, .. } = self;
+        if *rotary_dim == 0 || !rotary_dim.is_multiple_of(2) || *rotary_dim > head_dim {
+            return Err(format!("the rotary dimension must be even and at most {head_dim}, not {rotary_dim}"));
+        }
+        if !(theta.is_finite() && *theta > 1.0) {
+            return Err(format!("rope theta must be above 1, not {theta}"));
+        }
+        let positive = |what: &str, value: f64| {
+            if value.is_finite() && value > 0.0 {
+                Ok(())
+            } else {
+                Err(format!("rope {what} must be above 0, not {value}"))
+            }
+        };
+        match scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("factor", *factor),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                positive("factor", *factor)?;
+                positive("low_freq_factor", *low_freq_factor)?;
+                positive("original_max_position_embeddings", f64::from(*original_max_position))?;
+                if !(high_freq_factor.is_finite() && high_freq_factor > low_freq_factor) {
+                    return Err(format!("rope high_freq_factor must be above low_freq_factor, not {high_freq_factor}"));
+                }
+                Ok(())
+            }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_position, attention_factor, .. } => {
+                positive("factor", *factor)?;
+                positive("beta_fast", *beta_fast)?;
+                positive("beta_slow", *beta_slow)?;
+                positive("attention_factor", *attention_factor)?;
+                positive("original_max_position_embeddings", f64::from(*original_max_position))
+            }
+            RopeScaling::FreqFactors { factors } => {
+                if factors.len() != *rotary_dim as usize / 2 {
+                    let (have, need) = (factors.len(), rotary_dim / 2);
+                    return Err(format!("rope has {have} frequency factors; it needs {need}"));
+                }
+                factors.iter().try_for_each(|&f| positive("frequency factor", f64::from(f)))
+            }
+        }
+    }
+}
+
+impl WeightRole {
+    /// The roles of one layer in the order of the forward pass.
+    fn of_layer(layer: u32) -> [WeightRole; 18] {
+        use WeightRole::*;
+        [
+            AttnNorm, Q, K, V, O, QBias, KBias, VBias, OBias, QNorm, KNorm, FfnNorm, Gate, Up, Down, GateBias, UpBias,
+            DownBias,
+        ]
+        .map(|role| role(layer))
+    }
+
+    /// `[rows, cols]` of a matrix, `[len]` of a vector; `None` when a model of this spec has no such tensor.
+    pub fn shape(self, spec: &ModelSpec) -> Option<Vec<u64>> {
+        use WeightRole::*;
+        let (hidden, ffn, vocab) =
+            (u64::from(spec.hidden_size), u64::from(spec.intermediate_size), u64::from(spec.vocab_size));
+        let head_dim = u64::from(spec.head_dim);
+        let (q, kv) = (u64::from(spec.num_heads) * head_dim, u64::from(spec.num_kv_heads) * head_dim);
+        let (present, shape) = match self {
+            TokenEmbedding => (true, vec![vocab, hidden]),
+            LmHead => (!spec.tie_embeddings, vec![vocab, hidden]),
+            OutputNorm | AttnNorm(_) | FfnNorm(_) => (true, vec![hidden]),
+            Q(_) => (true, vec![q, hidden]),
+            K(_) | V(_) => (true, vec![kv, hidden]),
+            O(_) => (true, vec![hidden, q]),
+            QBias(_) => (spec.q_bias, vec![q]),
+            KBias(_) => (spec.k_bias, vec![kv]),
+            VBias(_) => (spec.v_bias, vec![kv]),
+            OBias(_) => (spec.o_bias, vec![hidden]),
+            QNorm(_) | KNorm(_) => (spec.qk_norm, vec![head_dim]),
+            Gate(_) | Up(_) => (true, vec![ffn, hidden]),
+            Down(_) => (true, vec![hidden, ffn]),
+            GateBias(_) | UpBias(_) => (spec.mlp_bias, vec![ffn]),
+            DownBias(_) => (spec.mlp_bias, vec![hidden]),
+        };
+        (present && self.layer().is_none_or(|layer| layer < spec.num_layers)).then_some(shape)
+    }
+
+    /// The layer of a role inside the stack.
+    pub fn layer(self) -> Option<u32> {
+        use WeightRole::*;
+        match self {
+            TokenEmbedding | OutputNorm | LmHead => None,
+            AttnNorm(l) | Q(l) | K(l) | V(l) | O(l) | QBias(l) | KBias(l) | VBias(l) | OBias(l) | QNorm(l)
+            | KNorm(l) | FfnNorm(l) | Gate(l) | Up(l) | Down(l) | GateBias(l) | UpBias(l) | DownBias(l) => Some(l),
+        }
+    }
+
+    /// True for norms and biases, which are stored as plain floats.
+    pub fn is_vector(self) -> bool {
+        use WeightRole::*;
+        !matches!(self, TokenEmbedding | LmHead | Q(_) | K(_) | V(_) | O(_) | Gate(_) | Up(_) | Down(_))
+    }
+}

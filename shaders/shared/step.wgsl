@@ -1,0 +1,34 @@
+// The step's metadata, read through a binding that the kernel file declares:
+//   @group(0) @binding(n) var<storage, read> step_meta: array<u32>;
+// Written by kernels/step_meta.rs, once per step. Words 0..32 are the header; the rest are sections, whose starts (in
+// words) the header holds. An all-zero buffer is a step without tokens: kernels then do nothing.
+
+fn num_tokens() -> u32 { return step_meta[0]; }
+fn num_rows() -> u32 { return step_meta[1]; }
+fn num_logits() -> u32 { return step_meta[2]; }
+fn block_size() -> u32 { return step_meta[3]; }
+
+fn token_id(token: u32) -> u32 { return step_meta[step_meta[4] + token]; }
+fn position(token: u32) -> u32 { return step_meta[step_meta[5] + token]; }
+/// Block id * block_size + offset.
+fn kv_slot(token: u32) -> u32 { return step_meta[step_meta[6] + token]; }
+fn row_of_token(token: u32) -> u32 { return step_meta[step_meta[7] + token]; }
+/// First token of a row; of num_rows(): the end of the last.
+fn row_start(row: u32) -> u32 { return step_meta[step_meta[8] + row]; }
+fn block_table_start(row: u32) -> u32 { return step_meta[step_meta[9] + row]; }
+/// Block id of a row's block, counted from block_table_start(row).
+fn block_table(idx: u32) -> u32 { return step_meta[step_meta[10] + idx]; }
+/// Token whose hidden state gives a logit row.
+fn logit_token(logit: u32) -> u32 { return step_meta[step_meta[11] + logit]; }
+
+const SAMPLING_WORDS: u32 = 12u;
+/// Word `word` of a logit row's sampling parameters: 0 temperature, 1 top_k (u32), 2 top_p, 3 min_p, 4 repetition,
+/// 5 presence, 6 frequency, 7 seed low, 8 seed high, 9 position, 10 logprobs or 0xffffffff, 11 zero.
+fn sampling_word(logit: u32, word: u32) -> u32 { return step_meta[step_meta[12] + logit * SAMPLING_WORDS + word]; }
+fn penalty_start(logit: u32) -> u32 { return step_meta[step_meta[13] + logit]; }
+/// (token, occurrences in the output)
+fn penalty(idx: u32) -> vec2<u32> { let at = step_meta[14] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
+fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[15] + logit]; }
+/// (token, bits of the f32 bias)
+fn bias(idx: u32) -> vec2<u32> { let at = step_meta[16] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
+fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[17] + row]; }

@@ -1,0 +1,161 @@
+//! GPU memory: allocation that reports when there is none left, slices, and uploads of bounded staging.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::device::Gpu;
+use super::error::GpuError;
+
+/// What a buffer is bound as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BufferUse {
+    Storage,
+    Uniform,
+}
+
+/// Bytes on the GPU. Clones share them; the last one frees.
+///
+/// wgpu tracks hazards by whole buffers: one buffer must not be bound read-only and read-write in the same dispatch.
+#[derive(Clone)]
+pub struct Buffer(Arc<Allocation>);
+
+struct Allocation {
+    raw: wgpu::Buffer,
+    label: String,
+    allocated_bytes: Arc<AtomicU64>,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.allocated_bytes.fetch_sub(self.raw.size(), Ordering::Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({} bytes)", self.0.label, self.size())
+    }
+}
+
+impl Buffer {
+    pub fn label(&self) -> &str {
+        &self.0.label
+    }
+
+    pub fn size(&self) -> u64 {
+        self.0.raw.size()
+    }
+
+    pub(super) fn raw(&self) -> &wgpu::Buffer {
+        &self.0.raw
+    }
+
+    pub fn whole(&self) -> BufferSlice {
+        BufferSlice { buffer: self.clone(), offset: 0, size: self.size() }
+    }
+
+    /// Bytes `offset..offset + size`; they must lie within the buffer.
+    pub fn slice(&self, offset: u64, size: u64) -> BufferSlice {
+        let end = offset.checked_add(size);
+        assert!(end.is_some_and(|end| end <= self.size()), "slice {offset}+{size} of {self:?}");
+        BufferSlice { buffer: self.clone(), offset, size }
+    }
+
+    /// True for clones of one allocation.
+    pub fn is_same(&self, other: &Buffer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// A range of a buffer.
+#[derive(Clone, Debug)]
+pub struct BufferSlice {
+    pub buffer: Buffer,
+    pub offset: u64,
+    pub size: u64,
+}
+
+/// Staging of one piece of an upload.
+const UPLOAD_PIECE: usize = 16 << 20;
+/// Bytes that may be staged before the GPU has taken them over.
+const UPLOAD_IN_FLIGHT: usize = 64 << 20;
+
+impl Gpu {
+    /// Allocates `size` bytes (rounded up to 4), zeroed at first use.
+    pub fn alloc(&self, label: &str, size: u64, usage: BufferUse) -> Result<Buffer, GpuError> {
+        let size = size.max(4).next_multiple_of(4);
+        let out_of_memory = |reason: String| GpuError::OutOfMemory { what: label.into(), bytes: size, reason };
+        if size > self.caps.max_buffer_bytes {
+            return Err(out_of_memory(format!("this adapter's buffers hold {} bytes", self.caps.max_buffer_bytes)));
+        }
+        let usage = match usage {
+            BufferUse::Storage => wgpu::BufferUsages::STORAGE,
+            BufferUse::Uniform => wgpu::BufferUsages::UNIFORM,
+        };
+        let desc = wgpu::BufferDescriptor {
+            label: Some(label),
+            size,
+            usage: usage | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        };
+        let raw = self.scoped(label, size, || self.device.create_buffer(&desc))?;
+        self.allocated_bytes.fetch_add(size, Ordering::Relaxed);
+        Ok(Buffer(Arc::new(Allocation { raw, label: label.into(), allocated_bytes: self.allocated_bytes.clone() })))
+    }
+
+    /// Writes to the start of a slice before the next submit. Once per step for metadata; see [`Uploader`] for weights.
+    /// The length must be a multiple of 4 and fit.
+    pub fn write(&self, to: &BufferSlice, bytes: &[u8]) {
+        assert!(bytes.len() as u64 <= to.size, "{} bytes into {to:?}", bytes.len());
+        assert!(bytes.len().is_multiple_of(4), "writes are whole words");
+        self.queue.write_buffer(to.buffer.raw(), to.offset, bytes);
+    }
+
+    /// Copies a slice back, waiting for everything submitted so far. For tests and loading, not for the step loop.
+    pub fn read(&self, from: &BufferSlice) -> Result<Vec<u8>, GpuError> {
+        let mut replayer = super::replay::Replayer::new(self);
+        let ticket = replayer.submit(self, &super::Recording::new("read"), std::slice::from_ref(from))?;
+        let finished = replayer.wait(self, ticket)?;
+        Ok(finished.readback.into_iter().next().unwrap_or_default())
+    }
+
+    /// Waits until the GPU has done all that was submitted.
+    pub fn wait_idle(&self) -> Result<(), GpuError> {
+        super::replay::wait_for(self, None)
+    }
+}
+
+/// Uploads much data with little staging: pieces of 16 MiB, at most 64 MiB on their way.
+pub struct Uploader<'g> {
+    gpu: &'g Gpu,
+    pending: usize,
+}
+
+impl<'g> Uploader<'g> {
+    pub fn new(gpu: &'g Gpu) -> Uploader<'g> {
+        Uploader { gpu, pending: 0 }
+    }
+
+    /// Writes to the start of a slice; the length must be a multiple of 4 and fit.
+    pub fn write(&mut self, to: &BufferSlice, bytes: &[u8]) -> Result<(), GpuError> {
+        assert!(bytes.len() as u64 <= to.size, "{} bytes into {to:?}", bytes.len());
+        assert!(bytes.len().is_multiple_of(4), "writes are whole words");
+        let mut offset = to.offset;
+        for piece in bytes.chunks(UPLOAD_PIECE) {
+            if self.pending + piece.len() > UPLOAD_IN_FLIGHT {
+                self.flush()?;
+            }
+            self.gpu.queue.write_buffer(to.buffer.raw(), offset, piece);
+            self.pending += piece.len();
+            offset += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Waits until all writes have arrived, and reports what failed.
+    pub fn flush(&mut self) -> Result<(), GpuError> {
+        self.gpu.queue.submit([]);
+        self.pending = 0;
+        self.gpu.wait_idle()
+    }
+}

@@ -1,0 +1,64 @@
+//! The WGSL files, embedded. A test compares this table with the folder.
+
+/// A file under `shaders/`.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// File name without folder and extension.
+    pub name: &'static str,
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($folder:literal: $($name:literal)*) => {
+        &[$(Source { name: $name, text: include_str!(concat!("../../shaders/", $folder, "/", $name, ".wgsl")) }),*]
+    };
+}
+
+/// Functions and structs for `#import`.
+pub const SHARED: &[Source] = sources!("shared":
+    "dot8"
+    "grid"
+    "pairs"
+    "quantise"
+    "step"
+    "unpack"
+);
+
+/// One entry point each.
+pub const KERNELS: &[Source] = sources!("kernels":
+    "fill"
+    "matmul_i8"
+    "quantize"
+    "rms_norm"
+    "swiglu"
+);
+
+/// The kernel file of this name.
+pub fn kernel(name: &str) -> Option<Source> {
+    KERNELS.iter().copied().find(|s| s.name == name)
+}
+
+/// The shared file of this name.
+pub fn shared(name: &str) -> Option<Source> {
+    SHARED.iter().copied().find(|s| s.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_in_the_shader_folders_is_embedded() {
+        for (folder, table) in [("shared", SHARED), ("kernels", KERNELS)] {
+            let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders").join(folder);
+            let mut files: Vec<String> = std::fs::read_dir(&dir)
+                .expect("the shader folder exists")
+                .map(|e| e.expect("readable entry").file_name().to_string_lossy().into_owned())
+                .collect();
+            files.sort();
+            let table: Vec<String> = table.iter().map(|s| format!("{}.wgsl", s.name)).collect();
+            assert!(table.is_sorted(), "{folder}: keep the table sorted");
+            assert_eq!(files, table, "{folder}");
+        }
+    }
+}

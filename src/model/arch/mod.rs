@@ -1,0 +1,87 @@
+//! Model families: one small file each, and one row in [`FAMILIES`].
+//!
+//! A family says how its config keys become a [`ModelSpec`] and how its tensors are named; it has no forward code.
+//! Shared readers are [`config`] (`config.json`), [`metadata`] (GGUF) and [`names`] (tensor names).
+
+mod config;
+mod llama;
+mod metadata;
+mod mistral;
+mod names;
+mod qwen2;
+mod qwen3;
+mod rope_config;
+
+use super::error::{Fault, ModelError};
+use super::gguf::GgufFile;
+use super::spec::{ModelSpec, WeightRole};
+use config::Config;
+use metadata::Metadata;
+use serde_json::{Map, Value};
+
+/// A family of decoders.
+#[derive(Debug)]
+pub struct Family {
+    /// `model_type` in `config.json`, and the name in [`ModelSpec::arch`].
+    pub name: &'static str,
+    /// The causal language model class in `architectures`.
+    hf_class: &'static str,
+    /// `general.architecture` of GGUF files; `None` when those carry another family's name.
+    gguf_name: Option<&'static str>,
+    spec_of_config: fn(&Config) -> Result<ModelSpec, Fault>,
+    spec_of_gguf: fn(&Metadata) -> Result<ModelSpec, ModelError>,
+    /// The tensor's name in a Hugging Face checkpoint.
+    pub hf_tensor: fn(WeightRole) -> String,
+    /// The tensor's name in a GGUF.
+    pub gguf_tensor: fn(WeightRole) -> String,
+}
+
+static FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+
+/// The families that can be loaded, for messages.
+pub fn supported() -> String {
+    FAMILIES.each_ref().map(|f| f.name).join(", ")
+}
+
+/// The spec that a `config.json` describes. The caller validates it and adds the file to a fault.
+pub fn from_config(config: &Map<String, Value>) -> Result<(&'static Family, ModelSpec), Fault> {
+    let config = Config::new(config);
+    let model_type = config.text("model_type")?;
+    let class = config.first_architecture()?;
+    let Some(asked) = model_type.or(class) else {
+        return Err(Fault::Malformed("model_type and architectures are missing".into()));
+    };
+    let family = FAMILIES.iter().find(|f| match (model_type, class) {
+        (Some(name), Some(class)) => f.name == name && f.hf_class == class,
+        (Some(name), None) => f.name == name,
+        (None, class) => Some(f.hf_class) == class,
+    });
+    let Some(family) = family else {
+        let class = class.filter(|c| *c != asked).map(|c| format!(" ({c})")).unwrap_or_default();
+        let supported = supported();
+        return Err(Fault::Unsupported(format!(
+            "architecture `{asked}`{class} is not supported; supported: {supported}"
+        )));
+    };
+    config.refuse_quantization()?;
+    Ok((family, (family.spec_of_config)(&config)?))
+}
+
+/// The spec that a GGUF's metadata describes. `parts[0]` holds the metadata; tensors may lie in any part.
+pub fn from_gguf(parts: &[GgufFile]) -> Result<(&'static Family, ModelSpec), ModelError> {
+    let path = parts[0].path();
+    if let Some(kind) = parts[0].string("general.type")?.filter(|kind| *kind != "model") {
+        return Err(ModelError::unsupported(path, format!("the file holds a {kind}, not a model")));
+    }
+    let Some(name) = parts[0].string("general.architecture")? else {
+        return Err(ModelError::malformed(path, "general.architecture is missing"));
+    };
+    let Some(family) = FAMILIES.iter().find(|f| f.gguf_name == Some(name)) else {
+        let supported = supported();
+        let fault = format!("architecture `{name}` is not supported; supported: {supported}");
+        return Err(ModelError::unsupported(path, fault));
+    };
+    let metadata = Metadata::new(parts, name);
+    metadata.check_vocabulary()?;
+    Ok((family, (family.spec_of_gguf)(&metadata)?))
+}

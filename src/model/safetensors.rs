@@ -1,0 +1,296 @@
+//! safetensors files, single or sharded, read in place over memory maps.
+//!
+//! Guarantees: the header is at most 100 MB and inside the file, names are unique, every tensor's bytes are exactly what
+//! its shape and type need, and the tensors cover the data without gap or overlap. The header is read here rather than
+//! by the `safetensors` crate, which lets a later entry of the same name win. Format:
+//! <https://github.com/huggingface/safetensors>. A shard named by an index may not leave the folder.
+
+use super::dtype::DType;
+use super::error::ModelError;
+use super::files::{map_file, read_json_object};
+use memmap2::Mmap;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A tensor's record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SafeTensor {
+    pub name: String,
+    /// As the file spells it: `F32`, `BF16`, `F8_E4M3`, …
+    pub type_name: String,
+    /// Outermost first.
+    pub shape: Vec<u64>,
+    range: Range<usize>,
+}
+
+impl SafeTensor {
+    /// The type here, when it is supported.
+    pub fn dtype(&self) -> Option<DType> {
+        match self.type_name.as_str() {
+            "F32" => Some(DType::F32),
+            "F16" => Some(DType::F16),
+            "BF16" => Some(DType::BF16),
+            _ => None,
+        }
+    }
+
+    pub fn num_bytes(&self) -> u64 {
+        self.range.len() as u64
+    }
+
+    pub fn num_elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    map: Mmap,
+    tensors: Vec<SafeTensor>,
+}
+
+impl SafetensorsFile {
+    /// Maps the file and checks its whole header.
+    pub fn open(path: &Path) -> Result<SafetensorsFile, ModelError> {
+        let map = map_file(path)?;
+        let tensors = read_header(path, &map)?;
+        Ok(SafetensorsFile { path: path.to_owned(), map, tensors })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn tensors(&self) -> &[SafeTensor] {
+        &self.tensors
+    }
+
+    /// The data of a tensor of this file.
+    pub fn bytes(&self, tensor: &SafeTensor) -> &[u8] {
+        &self.map[tensor.range.clone()]
+    }
+}
+
+/// The weights of a Hugging Face folder.
+#[derive(Debug)]
+pub struct SafetensorsSet {
+    files: Vec<SafetensorsFile>,
+    place_of_name: HashMap<String, (usize, usize)>,
+}
+
+impl SafetensorsSet {
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    pub fn open(folder: &Path) -> Result<SafetensorsSet, ModelError> {
+        let single = folder.join(SINGLE);
+        if single.exists() {
+            return SafetensorsSet::of_files(vec![SafetensorsFile::open(&single)?]);
+        }
+        let index = folder.join(INDEX);
+        let Some(json) = read_json_object(&index)? else {
+            let fault = format!("the folder has neither {SINGLE} nor {INDEX}");
+            return Err(ModelError::not_found(folder, fault));
+        };
+        let Some(Value::Object(weight_map)) = json.get("weight_map") else {
+            return Err(ModelError::malformed(&index, "weight_map is missing or not an object"));
+        };
+        let mut shard_names: Vec<&str> = Vec::new();
+        for (tensor, shard) in weight_map {
+            let name = shard.as_str().filter(|name| is_plain_file_name(name));
+            let Some(name) = name else {
+                let fault = format!("weight_map places {tensor} in {shard}, which is not a file name in this folder");
+                return Err(ModelError::malformed(&index, fault));
+            };
+            shard_names.push(name);
+        }
+        shard_names.sort_unstable();
+        shard_names.dedup();
+        let mut files = Vec::with_capacity(shard_names.len());
+        for name in &shard_names {
+            let path = folder.join(name);
+            if !path.exists() {
+                return Err(ModelError::malformed(&index, format!("the shard {name} is missing from the folder")));
+            }
+            files.push(SafetensorsFile::open(&path)?);
+        }
+        let set = SafetensorsSet::of_files(files)?;
+        for (tensor, shard) in weight_map {
+            let found = set.place_of_name.get(tensor).map(|&(file, _)| shard_names[file]);
+            if found != shard.as_str() {
+                return Err(ModelError::malformed(&index, format!("tensor {tensor} is not in the shard {shard}")));
+            }
+        }
+        Ok(set)
+    }
+
+    fn of_files(files: Vec<SafetensorsFile>) -> Result<SafetensorsSet, ModelError> {
+        let mut place_of_name = HashMap::new();
+        for (f, file) in files.iter().enumerate() {
+            for (t, tensor) in file.tensors.iter().enumerate() {
+                if place_of_name.insert(tensor.name.clone(), (f, t)).is_some() {
+                    let fault = format!("tensor {} is in another shard too", tensor.name);
+                    return Err(ModelError::malformed(&file.path, fault));
+                }
+            }
+        }
+        Ok(SafetensorsSet { files, place_of_name })
+    }
+
+    pub fn files(&self) -> &[SafetensorsFile] {
+        &self.files
+    }
+
+    /// A tensor and the file that holds it.
+    pub fn tensor(&self, name: &str) -> Option<(&SafetensorsFile, &SafeTensor)> {
+        let &(file, tensor) = self.place_of_name.get(name)?;
+        Some((&self.files[file], &self.files[file].tensors[tensor]))
+    }
+
+    pub fn num_bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.map.len() as u64).sum()
+    }
+}
+
+fn is_plain_file_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', ':', '\0'])
+}
+
+fn read_header(path: &Path, bytes: &[u8]) -> Result<Vec<SafeTensor>, ModelError> {
+    let fail = |fault: String| Err(ModelError::malformed(path, fault));
+    let Some(prefix) = bytes.first_chunk::<8>() else {
+        return fail("the file is shorter than a safetensors header length".into());
+    };
+    let header_bytes = u64::from_le_bytes(*prefix);
+    if header_bytes > MAX_HEADER_BYTES || header_bytes > bytes.len() as u64 - 8 {
+        return fail(format!(
+            "the file is not a safetensors file: its header would have {header_bytes} bytes ({} are there, {MAX_HEADER_BYTES} are legal)",
+            bytes.len() - 8
+        ));
+    }
+    let data_start = 8 + header_bytes as usize;
+    let Ok(text) = std::str::from_utf8(&bytes[8..data_start]) else {
+        return fail("the header is not UTF-8".into());
+    };
+    let mut parser = serde_json::Deserializer::from_str(text);
+    let records = parser.deserialize_map(HeaderVisitor).and_then(|records| parser.end().map(|()| records));
+    let records = match records {
+        Ok(records) => records,
+        Err(e) => return fail(format!("the header is not valid: {e}")),
+    };
+    let mut tensors = Vec::with_capacity(records.len());
+    for (name, record) in records {
+        match tensor_of_record(name, &record, data_start, bytes.len()) {
+            Ok(tensor) => tensors.push(tensor),
+            Err(fault) => return fail(fault),
+        }
+    }
+    check_coverage(path, &tensors, data_start, bytes.len())?;
+    Ok(tensors)
+}
+
+/// Reads the header's object in order and refuses a name that comes twice.
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Vec<(String, Value)>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut records = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if !seen.insert(name.clone()) {
+                return Err(A::Error::custom(format!("tensor {name} appears twice")));
+            }
+            if name == "__metadata__" {
+                map.next_value::<IgnoredAny>()?;
+            } else {
+                records.push((name, map.next_value()?));
+            }
+        }
+        Ok(records)
+    }
+}
+
+fn tensor_of_record(name: String, record: &Value, data_start: usize, file_bytes: usize) -> Result<SafeTensor, String> {
+    let Some(type_name) = record.get("dtype").and_then(Value::as_str) else {
+        return Err(format!("tensor {name} has no dtype"));
+    };
+    let numbers = |field: &str| -> Option<Vec<u64>> {
+        record.get(field)?.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>()
+    };
+    let Some(shape) = numbers("shape") else {
+        return Err(format!("tensor {name}: shape must be a list of whole numbers"));
+    };
+    let offsets = numbers("data_offsets").filter(|o| o.len() == 2);
+    let Some([begin, end]) = offsets.as_deref() else {
+        return Err(format!("tensor {name}: data_offsets must be two whole numbers"));
+    };
+    let data_bytes = (file_bytes - data_start) as u64;
+    if begin > end || *end > data_bytes {
+        return Err(format!(
+            "tensor {name} reaches from {begin} to {end}, but the file has {data_bytes} bytes of data"
+        ));
+    }
+    let Some(bits) = bits_of_type(type_name) else {
+        return Err(format!("tensor {name} has the unknown type {type_name}"));
+    };
+    let num_bits = shape.iter().try_fold(bits, |n, &d| n.checked_mul(d));
+    if num_bits != (end - begin).checked_mul(8) {
+        let have = end - begin;
+        return Err(format!("tensor {name}: {type_name} {shape:?} does not have the {have} bytes of its data_offsets"));
+    }
+    let range = data_start + *begin as usize..data_start + *end as usize;
+    Ok(SafeTensor { name, type_name: type_name.to_owned(), shape, range })
+}
+
+/// Bits of an element of each type that the format knows.
+fn bits_of_type(type_name: &str) -> Option<u64> {
+    Some(match type_name {
+        "F4" => 4,
+        "F6_E2M3" | "F6_E3M2" => 6,
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
+        "I16" | "U16" | "F16" | "BF16" => 16,
+        "I32" | "U32" | "F32" => 32,
+        "C64" | "F64" | "I64" | "U64" => 64,
+        _ => return None,
+    })
+}
+
+fn check_coverage(path: &Path, tensors: &[SafeTensor], data_start: usize, file_bytes: usize) -> Result<(), ModelError> {
+    let mut by_place: Vec<&SafeTensor> = tensors.iter().collect();
+    by_place.sort_by_key(|t| (t.range.start, t.range.end));
+    let mut at = data_start;
+    for tensor in by_place {
+        if tensor.range.start < at {
+            let fault = format!("tensor {} overlaps the tensor before it", tensor.name);
+            return Err(ModelError::malformed(path, fault));
+        }
+        if tensor.range.start > at {
+            let gap = tensor.range.start - at;
+            return Err(ModelError::malformed(
+                path,
+                format!("{gap} bytes before tensor {} belong to none", tensor.name),
+            ));
+        }
+        at = tensor.range.end;
+    }
+    if at != file_bytes {
+        return Err(ModelError::malformed(
+            path,
+            format!("{} bytes after the last tensor belong to none", file_bytes - at),
+        ));
+    }
+    Ok(())
+}

@@ -1,3 +1,0 @@
-//! Tests: app.
-
-mod inspect;

@@ -1,0 +1,142 @@
+//! The GPU layer itself, with its smallest kernel.
+
+use bytemuck::{Pod, Zeroable};
+use kvasir::gpu::{BufferUse, Defines, Gpu, GpuError, GpuRequest, Recording, Replayer, Stitched, Uploader};
+
+use super::harness::rigs;
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct FillParams {
+    count: u32,
+    value: u32,
+}
+
+#[test]
+fn fill_writes_its_words_and_no_others() {
+    for rig in rigs() {
+        let kernel = rig.kernel("fill", &Defines::new());
+        for count in [1, 63, 64, 65, 1000] {
+            let words = rig.upload("words", &[7u32; 1024]);
+            let params = rig.params(&FillParams { count, value: 9 });
+            rig.run(&kernel, &[("words", &words.whole()), ("params", &params)], count.div_ceil(64));
+            let got: Vec<u32> = rig.read(&words);
+            assert!(got[..count as usize].iter().all(|w| *w == 9), "{} {count}", rig.name);
+            assert!(got[count as usize..].iter().all(|w| *w == 7), "{} {count}", rig.name);
+        }
+    }
+}
+
+#[test]
+fn dispatches_beyond_one_row_of_workgroups_reach_the_end() {
+    let Some(rig) = rigs().first() else { return };
+    let kernel = rig.kernel("fill", &Defines::new());
+    let count = 70_000 * 64 - 5;
+    let words = rig.upload("words", &vec![0u32; 70_000 * 64]);
+    let params = rig.params(&FillParams { count, value: 1 });
+    rig.run(&kernel, &[("words", &words.whole()), ("params", &params)], 70_000);
+    let got: Vec<u32> = rig.read(&words);
+    assert_eq!(got.iter().sum::<u32>(), count);
+}
+
+#[test]
+fn a_submit_counts_its_work_and_returns_what_was_asked_for() {
+    for rig in rigs() {
+        let kernel = rig.kernel("fill", &Defines::new());
+        let words = rig.upload("words", &[0u32; 64]);
+        let copy = rig.upload("copy", &[0u32; 64]);
+        let params = rig.params(&FillParams { count: 64, value: 3 });
+        let bound = rig.gpu.bind(&kernel, &[("words", &words.whole()), ("params", &params)]).unwrap();
+        let mut recording = Recording::new("step");
+        recording.dispatch("fill", &bound, 1);
+        recording.dispatch("fill again", &bound, 1);
+        recording.dispatch("nothing", &bound, 0);
+        recording.copy(words.slice(0, 128), copy.slice(128, 128));
+        recording.clear_slice(words.slice(0, 4));
+        recording.dispatch("fill after the copy", &bound, 1);
+        assert!(recording.to_string().contains("fill again: 1 x fill[](words: words@0+256, params: params@0+8)"));
+        let mut replayer = Replayer::new(&rig.gpu);
+        for _ in 0..5 {
+            let first = replayer.submit(&rig.gpu, &recording, &[copy.whole(), words.slice(4, 8)]).unwrap();
+            let second = replayer.submit(&rig.gpu, &recording, &[words.slice(0, 4)]).unwrap();
+            let second = replayer.wait(&rig.gpu, second).unwrap();
+            let first = replayer.wait(&rig.gpu, first).unwrap();
+            assert_eq!((first.stats.submits, first.stats.passes, first.stats.dispatches), (1, 2, 3));
+            assert_eq!((first.stats.readback_bytes, first.readback.len()), (264, 2));
+            let copied: &[u32] = bytemuck::cast_slice(&first.readback[0]);
+            assert!(copied[..32].iter().all(|w| *w == 0) && copied[32..].iter().all(|w| *w == 3), "{}", rig.name);
+            assert_eq!(first.gpu_us.is_some(), rig.gpu.caps().has_timestamps);
+            assert_eq!(second.readback, [vec![3, 0, 0, 0]]);
+        }
+    }
+}
+
+#[test]
+fn allocations_are_counted_and_refused_without_a_fault() {
+    for rig in rigs() {
+        // Other tests allocate on the same device at the same time, so look at a device of its own.
+        let floor = rig.name.contains("floor");
+        let gpu = Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders: true }).unwrap();
+        let buffer = gpu.alloc("a", 1000, BufferUse::Storage).unwrap();
+        assert_eq!(gpu.allocated_bytes(), 1000);
+        let clone = buffer.clone();
+        drop(buffer);
+        assert_eq!(gpu.allocated_bytes(), 1000);
+        drop(clone);
+        assert_eq!(gpu.allocated_bytes(), 0);
+        let error = gpu.alloc("too much", u64::MAX / 2, BufferUse::Storage).unwrap_err();
+        assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
+        assert_eq!(gpu.check(), Ok(()));
+    }
+}
+
+#[test]
+fn uploads_larger_than_the_staging_arrive_whole() {
+    let Some(rig) = rigs().first() else { return };
+    let words: Vec<u32> = (0..20 << 20).collect(); // 80 MiB: five pieces, one flush on the way
+    let buffer = rig.gpu.alloc("weights", 80 << 20, BufferUse::Storage).unwrap();
+    let mut uploader = Uploader::new(&rig.gpu);
+    uploader.write(&buffer.whole(), bytemuck::cast_slice(&words)).unwrap();
+    uploader.flush().unwrap();
+    assert!(rig.read::<u32>(&buffer) == words);
+}
+
+#[test]
+fn mistakes_in_kernels_and_bindings_are_errors() {
+    for rig in rigs() {
+        let none = Defines::new();
+        let broken: Stitched = kvasir::gpu::shader::stitch_text(
+            "broken",
+            "@compute @workgroup_size(1)\nfn main() { x = 1; }",
+            &none,
+            &|_| None,
+        )
+        .unwrap();
+        let error = rig.gpu.compile(&broken, &none).unwrap_err();
+        assert!(error.to_string().contains("kernels/broken.wgsl:2"), "{error}");
+        assert!(matches!(rig.gpu.kernel("missing", &none).unwrap_err(), GpuError::Shader(_)));
+
+        let kernel = rig.kernel("fill", &none);
+        let words = rig.upload("words", &[0u32; 64]);
+        let params = rig.params(&FillParams { count: 64, value: 3 });
+        let missing = rig.gpu.bind(&kernel, &[("words", &words.whole())]).unwrap_err();
+        assert!(missing.to_string().contains("`params` must be given once"), "{missing}");
+        let unknown = rig.gpu.bind(&kernel, &[("wrods", &words.whole()), ("params", &params)]).unwrap_err();
+        assert!(unknown.to_string().contains("no binding `wrods`"), "{unknown}");
+        let short = rig.gpu.bind(&kernel, &[("words", &words.whole()), ("params", &words.slice(0, 4))]).unwrap_err();
+        assert!(matches!(short, GpuError::Validation { .. }), "{short}");
+        assert_eq!(rig.gpu.check(), Ok(()), "a caught error must not poison the device");
+    }
+}
+
+#[test]
+fn unknown_adapters_are_refused_with_the_names_that_exist() {
+    if rigs().is_empty() {
+        return;
+    }
+    let request =
+        GpuRequest { backend: None, adapter: Some("no such card".into()), floor: false, checked_shaders: false };
+    let error = Gpu::open(&request).unwrap_err();
+    let first = &Gpu::adapters()[0];
+    assert!(error.to_string().contains(&first.name), "{error}");
+}
