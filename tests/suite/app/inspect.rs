@@ -8,7 +8,6 @@ use egui::accesskit::Role;
 use egui_kittest::Harness;
 use egui_kittest::kittest::{NodeT, Queryable};
 use kvasir::app::inspect::map::BlockMap;
-use kvasir::app::inspect::requests::RowState;
 use kvasir::app::inspect::views::block_look::BlockFilter;
 use kvasir::app::inspect::views::block_map::BlockOrder;
 use kvasir::app::inspect::views::block_tables;
