@@ -18,8 +18,8 @@ use super::chat::ChatId;
 use super::command::UiCommand;
 use super::state::AppState;
 use super::theme::{Theme, space};
-use egui_commonmark::CommonMarkCache;
 use egui::{Align, Color32, Layout, RichText, Sense, Ui, Vec2};
+use egui_commonmark::CommonMarkCache;
 
 /// What every view gets: the state to read, the tokens to draw with, a place for commands.
 pub struct ViewCtx<'a> {
