@@ -22,6 +22,8 @@ const QUESTIONS: [&str; 4] = [
 pub const MAX_TOKENS_SHOWN: u32 = 256;
 /// Answer length when the demo is a check.
 pub const MAX_TOKENS_CHECKED: u32 = 48;
+/// From here on there is something to see in every chat.
+const TOKENS_TO_SEE: u32 = 24;
 /// A check that takes longer has failed.
 pub const TIMEOUT_S: f64 = 300.0;
 
@@ -70,6 +72,15 @@ impl Demo {
             self.outcome = self.advance(core);
         }
         self.outcome.clone()
+    }
+
+    /// True once every chat of the demo has text worth looking at.
+    pub fn is_in_full_swing(&self, state: &AppState) -> bool {
+        let shows_text = |id: &ChatId| {
+            let answer = state.chat(*id).and_then(AppState::last_answer).and_then(|m| m.run.as_ref());
+            answer.is_some_and(|r| r.output_tokens >= TOKENS_TO_SEE || r.status != RunStatus::Running)
+        };
+        self.started.as_ref().is_some_and(|s| s.chats.iter().all(shows_text))
     }
 
     fn advance(&mut self, core: &mut AppCore) -> Option<Result<(), String>> {

@@ -37,6 +37,7 @@ pub struct KvasirApp {
     demo: Option<Demo>,
     demo_outcome: DemoOutcome,
     closes_after_demo: bool,
+    demo_was_announced: bool,
     pub frames: FrameStats,
     frame_log: Option<FrameLog>,
     pacer: Arc<Pacer>,
@@ -72,6 +73,7 @@ impl KvasirApp {
             demo: options.demo.then(|| Demo::new(options.exit_after_demo, options.workspace)),
             demo_outcome: outcome,
             closes_after_demo: options.exit_after_demo,
+            demo_was_announced: false,
             frames: FrameStats::default(),
             frame_log: options.frame_stats.then(FrameLog::default),
             pacer,
@@ -106,6 +108,10 @@ impl KvasirApp {
     fn advance(&mut self, ctx: &Context) {
         self.core.poll(self.clock());
         self.inspect.ingest(&self.core.engine().telemetry(), &self.core.state.owners);
+        if !self.demo_was_announced && self.demo.as_ref().is_some_and(|d| d.is_in_full_swing(&self.core.state)) {
+            self.demo_was_announced = true;
+            eprintln!("demo: all four chats show text");
+        }
         if let Some(demo) = &mut self.demo
             && let Some(outcome) = demo.poll(&mut self.core)
         {

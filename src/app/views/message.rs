@@ -54,7 +54,7 @@ fn user_ui(cx: &mut ViewCtx<'_>, view: &mut MessageView, ui: &mut Ui, chat: &Cha
     let inner = ui.horizontal_top(|ui| {
         ui.add_space(full - width - 2.0 * space::M);
         Frame::new()
-            .fill(cx.theme.bg_raised)
+            .fill(cx.theme.bg_hover)
             .corner_radius(radius::LARGE)
             .inner_margin(Margin::symmetric(space::M as i8, space::S as i8))
             .show(ui, |ui| {

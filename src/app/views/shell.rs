@@ -78,7 +78,7 @@ fn theme_button_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
 pub fn model_words(state: &AppState) -> String {
     match &state.engine {
         EngineStatus::NoModel => "No model".into(),
-        EngineStatus::Loading { phase, done, total } if *total > 0 => {
+        EngineStatus::Loading { phase, done, total } if *total > 1 => {
             format!("{phase} {}", format::percent(*done, *total))
         }
         EngineStatus::Loading { phase, .. } => phase.clone(),

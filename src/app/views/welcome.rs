@@ -70,7 +70,8 @@ pub fn progress_ui(cx: &ViewCtx<'_>, ui: &mut Ui, phase: &str, done: u64, total:
     ui.add(ProgressBar::new(share).desired_height(6.0).fill(cx.theme.accent));
     ui.horizontal(|ui| {
         ui.label(small(phase, cx.theme.text));
-        if total > 0 {
+        // One of one is a phase without parts.
+        if total > 1 {
             let text = match total >= 1 << 20 {
                 true => format!("{} of {}", format::bytes(done), format::bytes(total)),
                 false => format!("{} of {}", format::count(done), format::count(total)),
