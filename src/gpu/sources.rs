@@ -32,6 +32,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "matmul_i8"
     "norm"
     "quantise"
+    "subgroup_probe"
     "swiglu"
 );
 
