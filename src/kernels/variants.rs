@@ -57,6 +57,9 @@ pub fn all() -> Vec<(String, Defines)> {
 }
 
 fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
+    if let Class::Subgroup(_) = class {
+        found.push(("subgroup_probe".into(), class.defines()));
+    }
     found.push(("quantise".into(), class.defines()));
     for is_quantised in [false, true] {
         found.push(("swiglu".into(), swiglu::defines(class, is_quantised)));
