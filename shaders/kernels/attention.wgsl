@@ -41,15 +41,15 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v_cache: array<vec2<u32>>;
 #endif
 #endif
-#ifdef QUANTISE
+#ifdef I8
 #if DPL == 8
-@group(0) @binding(4) var<storage, read_write> out_q: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
+@group(0) @binding(4) var<storage, read_write> yq: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
 #else
-@group(0) @binding(4) var<storage, read_write> out_q: array<u32>; // [num_tokens, out_stride / 4] packed i8
+@group(0) @binding(4) var<storage, read_write> yq: array<u32>; // [num_tokens, out_stride / 4] packed i8
 #endif
-@group(0) @binding(5) var<storage, read_write> out_s: array<vec2<f32>>; // [num_tokens, out_stride / 32]
+@group(0) @binding(5) var<storage, read_write> ys: array<vec2<f32>>; // [num_tokens, out_stride / 32]
 #else
-@group(0) @binding(4) var<storage, read_write> out: array<f32>; // [num_tokens, out_stride]: heads of D dims, then zeros
+@group(0) @binding(4) var<storage, read_write> y: array<f32>; // [num_tokens, out_stride]: heads of D dims, then zeros
 #endif
 @group(0) @binding(6) var<uniform> params: Params;
 
@@ -194,36 +194,46 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
 #end
 
-      // Values: lane = dims, keys in ascending order.
-#for k in 0..KPL
-#for j in 0..SG
-      {
-        let row = subgroupBroadcast(row_${k}, ${j}u);
+      // Values: lane = dims, keys in ascending order. A loop over k, since unrolling it takes long to compile.
+      for (var k = 0u; k < ${KPL}u; k++) {
+        var rows = row_0;
 #for n in 0..NQ
-        let p_${n} = subgroupBroadcast(p_${n}_${k}, ${j}u);
-        l_${n} += p_${n};
+        var ps_${n} = p_${n}_0;
+#end
+#for k in 1..KPL
+        rows = select(rows, row_${k}, k == ${k}u);
+#for n in 0..NQ
+        ps_${n} = select(ps_${n}, p_${n}_${k}, k == ${k}u);
+#end
+#end
+#for j in 0..SG
+        {
+          let row = subgroupBroadcast(rows, ${j}u);
+#for n in 0..NQ
+          let p_${n} = subgroupBroadcast(ps_${n}, ${j}u);
+          l_${n} += p_${n};
 #end
 #for c in 0..CPL
 #ifdef KV_F32
 #for i in 0..DPL / 4
-        let v_${c}_${i} = v_cache[row * ${DP / 4}u + chunk_${c} * ${DPL / 4}u + ${i}u];
+          let v_${c}_${i} = v_cache[row * ${DP / 4}u + chunk_${c} * ${DPL / 4}u + ${i}u];
 #end
 #else
-        let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
-        let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
+          let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
+          let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
 #if DPL == 8
-        let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
+          let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
 #endif
 #endif
 #for n in 0..NQ
 #for i in 0..DPL / 4
-        o_${n}_${c}_${i} = fma(vec4(p_${n}), v_${c}_${i}, o_${n}_${c}_${i});
+          o_${n}_${c}_${i} = fma(vec4(p_${n}), v_${c}_${i}, o_${n}_${c}_${i});
 #end
 #end
+#end
+        }
 #end
       }
-#end
-#end
     }
 
     // Merge this range into the ranges before it.
@@ -251,14 +261,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
     {
       let is_mine = lane + ${c * SG}u < ${DP / DPL}u;
 #for i in 0..DPL / 4
-      let y_${i} = total_${n}_${c}_${i} * inverse;
+      let out_${i} = total_${n}_${c}_${i} * inverse;
 #end
-#ifdef QUANTISE
+#ifdef I8
       // A group of 32 lies in 32 / DPL neighbouring lanes.
-      let abs_0 = abs(y_0);
+      let abs_0 = abs(out_0);
       var largest = max(max(abs_0.x, abs_0.y), max(abs_0.z, abs_0.w));
 #if DPL == 8
-      let abs_1 = abs(y_1);
+      let abs_1 = abs(out_1);
       largest = max(largest, max(max(abs_1.x, abs_1.y), max(abs_1.z, abs_1.w)));
 #endif
       largest = max(largest, subgroupShuffleXor(largest, 1u));
@@ -266,11 +276,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #if DPL == 4
       largest = max(largest, subgroupShuffleXor(largest, 4u));
 #endif
-      let to_q = select(127.0 / largest, 0.0, largest == 0.0);
-      let q_0 = vec4<i32>(round(y_0 * to_q));
+      let to_q = select(0.0, 127.0 / largest, largest > 1.2e-38);
+      let q_0 = vec4<i32>(round(out_0 * to_q));
       var sum = q_0.x + q_0.y + q_0.z + q_0.w;
 #if DPL == 8
-      let q_1 = vec4<i32>(round(y_1 * to_q));
+      let q_1 = vec4<i32>(round(out_1 * to_q));
       sum += q_1.x + q_1.y + q_1.z + q_1.w;
 #endif
       sum += subgroupShuffleXor(sum, 1u);
@@ -282,28 +292,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
       let to = token_${n} * params.out_stride + head * ${D}u + chunk_${c} * ${DPL}u;
       if is_mine {
 #if DPL == 8
-        out_q[to / 8u] = vec2(pack4xI8(q_0), pack4xI8(q_1));
+        yq[to / 8u] = vec2(pack4xI8(q_0), pack4xI8(q_1));
 #else
-        out_q[to / 4u] = pack4xI8(q_0);
+        yq[to / 4u] = pack4xI8(q_0);
 #endif
         if to % 32u == 0u {
-          out_s[to / 32u] = vec2(scale, scale * f32(sum));
+          ys[to / 32u] = vec2(scale, scale * f32(sum));
         }
       }
 #else
       let to = token_${n} * params.out_stride + head * ${D}u + chunk_${c} * ${DPL}u;
 #for e in 0..DPL
       if is_mine && chunk_${c} * ${DPL}u + ${e}u < ${D}u {
-        out[to + ${e}u] = y_${e / 4}[${e % 4}];
+        y[to + ${e}u] = out_${e / 4}[${e % 4}];
       }
 #end
 #endif
     }
 #end
-#ifndef QUANTISE
+#ifndef I8
     if head + 1u == params.num_heads {
       for (var pad = params.num_heads * ${D}u + lane; pad < params.out_stride; pad += ${SG}u) {
-        out[token_${n} * params.out_stride + pad] = 0.0;
+        y[token_${n} * params.out_stride + pad] = 0.0;
       }
     }
 #endif
@@ -434,15 +444,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let head = tile.part * ${HEADS}u + query % ${HEADS}u;
     let to = (tile.first + token) * params.out_stride;
     if is_busy && token < tile.count {
-      let y = total_${i} / total_l_${i};
+      let out = total_${i} / total_l_${i};
 #for e in 0..4
       if dims * 4u + ${e}u < ${D}u {
-        out[to + head * ${D}u + dims * 4u + ${e}u] = y[${e}];
+        y[to + head * ${D}u + dims * 4u + ${e}u] = out[${e}];
       }
 #end
       if dims == 0u && head + 1u == params.num_heads {
         for (var pad = params.num_heads * ${D}u; pad < params.out_stride; pad++) {
-          out[to + pad] = 0.0;
+          y[to + pad] = 0.0;
         }
       }
     }

@@ -7,7 +7,7 @@ use super::logic::Waker;
 use super::state::ModelEntry;
 use crate::model::catalog::{self, CatalogEntry, CatalogRoot, CatalogSource};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 /// What a scan found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl ModelScanner {
     }
 
     pub fn start(&mut self) {
-        let (sender, receiver) = channel();
+        let (sender, receiver) = sync_channel(2);
         let (waker, roots) = (self.waker.clone(), self.roots.clone());
         self.result = Some(receiver);
         let thread_sender = sender.clone();
@@ -111,7 +111,7 @@ impl FilePicker {
         if self.result.is_some() {
             return;
         }
-        let (sender, receiver) = channel();
+        let (sender, receiver) = sync_channel(2);
         let waker = self.waker.clone();
         self.result = Some(receiver);
         let thread_sender = sender.clone();

@@ -10,7 +10,7 @@ use crate::ids::TokenId;
 use crate::tokenizer::AddSpecial;
 use crate::tokenizer::chat_template::{ChatTemplate, Now, RenderRequest, TemplateError};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -93,11 +93,14 @@ struct Queue {
     is_closing: bool,
 }
 
+/// Results that may wait for the next frame; the worker pauses beyond.
+const MAX_RESULTS: usize = 256;
+
 impl PromptWorker {
     /// `waker` is called when a result is there.
     pub fn start(waker: Box<dyn Fn() + Send>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { queue: Mutex::new(Queue::default()), changed: Condvar::new() });
-        let (sender, done) = channel();
+        let (sender, done) = sync_channel(MAX_RESULTS);
         let thread_shared = shared.clone();
         let thread = std::thread::Builder::new()
             .name("kvasir-prompt".into())
@@ -144,7 +147,7 @@ fn lock(mutex: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-fn work_loop(shared: &Shared, sender: &Sender<Done>, waker: &dyn Fn()) {
+fn work_loop(shared: &Shared, sender: &SyncSender<Done>, waker: &dyn Fn()) {
     loop {
         let queue = lock(&shared.queue);
         let mut queue =

@@ -77,6 +77,7 @@ pub fn wait_reason(reason: WaitReason) -> String {
         WaitReason::Slots { max_num_seqs } => format!("all {max_num_seqs} places of the batch are taken"),
         WaitReason::Budget => "this step has no room left for its prompt".into(),
         WaitReason::Preemption => "memory was just taken back from another chat".into(),
+        WaitReason::Prefix { .. } => "another chat is reading the same beginning, which it will share".into(),
     }
 }
 

@@ -48,6 +48,8 @@ pub fn run(args: &AppArgs) -> CliResult {
     let theme_word = args.theme.clone().or_else(|| file.ui.theme.clone());
     let model_to_load = match &args.file {
         Some(path) => Some(ModelSource::Path(path.clone())),
+        // The demo needs a model and asks nobody.
+        None if args.demo && args.model.model.is_none() => Some(ModelSource::Default),
         None => args.model.model.as_deref().map(|name| session::source(Some(name), &file)).transpose()?,
     };
     let options = AppOptions {

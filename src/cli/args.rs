@@ -4,7 +4,7 @@ use super::error::CliError;
 use crate::config::{EngineArgs, HumanInt};
 use crate::engine::handle::GenerationDefaults;
 use crate::protocol::{SamplingParams, StopRules};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Which model, and how to run it.
 #[derive(Clone, Debug, clap::Args)]
@@ -102,7 +102,7 @@ fn read_file(flag: &str, path: &Path) -> Result<Vec<u8>, CliError> {
 }
 
 /// Reads `[ids…]` or `[[ids…], …]` as lists of token ids.
-pub fn token_lists(flag: &str, path: &PathBuf) -> Result<Vec<Vec<u32>>, CliError> {
+pub fn token_lists(flag: &str, path: &Path) -> Result<Vec<Vec<u32>>, CliError> {
     let value = read_json(flag, path)?;
     let fault = || {
         CliError::usage(format!("{flag}: a list of token ids, or a list of such lists, is wanted: {}", path.display()))

@@ -100,6 +100,9 @@ pub fn source(model: Option<&str>, file: &ConfigFile) -> Result<ModelSource, Cli
     if path.exists() {
         return Ok(ModelSource::Path(path.to_path_buf()));
     }
+    if name == "default" {
+        return Ok(ModelSource::Default);
+    }
     super::models::find_by_id(name, file)
 }
 

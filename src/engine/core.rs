@@ -180,7 +180,7 @@ impl EngineCore {
             num_waiting: plan.num_waiting,
             ..StepRecord::default()
         };
-        self.tell_plan(&plan);
+        self.tell_plan(&plan, record.t0_us);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.count(output.stats, output.gpu_us);
         self.finish_record(record, start, after_gpu);
@@ -278,9 +278,9 @@ impl EngineCore {
         ids.into_iter().for_each(|id| self.abort(id));
     }
 
-    /// Tells clients what the plan did with them.
-    fn tell_plan(&mut self, plan: &StepPlan) {
-        let at = self.step_time();
+    /// Tells clients what the plan did with them, when the step started.
+    fn tell_plan(&mut self, plan: &StepPlan, now_us: u64) {
+        let at = StepTime { step: self.step, now_us };
         for preemption in &plan.preempted {
             let kept_tokens = self.scheduler.get(preemption.victim).map_or(0, |seq| seq.num_tokens());
             if let Some(run) = self.runs.get(&preemption.victim) {

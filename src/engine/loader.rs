@@ -228,8 +228,10 @@ pub(super) fn loaded_model(
     let (info, defaults) = (model.info(), model.generation_defaults());
     // A model that asks for greedy decoding says so by `do_sample: false`.
     let temperature = if defaults.do_sample == Some(false) { Some(0.0) } else { defaults.temperature };
+    // The default model's file names itself by its training run.
+    let is_default = info.path.file_name().is_some_and(|name| name == hub::DEFAULT_MODEL.file);
     LoadedModel {
-        name: info.name.clone(),
+        name: if is_default { hub::DEFAULT_MODEL.name.to_string() } else { info.name.clone() },
         path: Some(info.path.clone()),
         arch: info.arch.clone(),
         quant: info.quant.clone(),

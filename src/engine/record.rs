@@ -95,5 +95,6 @@ pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
         scheduler::WaitReason::Slots { max_num_seqs } => WaitReason::Slots { max_num_seqs },
         scheduler::WaitReason::Budget => WaitReason::Budget,
         scheduler::WaitReason::Preemption => WaitReason::Preemption,
+        scheduler::WaitReason::Prefix { leader } => WaitReason::Prefix { leader },
     }
 }

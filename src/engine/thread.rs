@@ -63,12 +63,14 @@ pub(super) fn spawn(
         .expect("the system can start one more thread")
 }
 
+/// Loads a model, reporting progress.
+type LoadFn = dyn Fn(&LoadRequest, &mut dyn FnMut(Progress<'_>) -> bool) -> Result<Loaded, LoadFailure> + Send + Sync;
+
 struct EngineThread {
     shared: Arc<Shared>,
     commands: SyncSender<Command>,
     queue: Receiver<Command>,
-    loader:
-        Arc<dyn Fn(&LoadRequest, &mut dyn FnMut(Progress<'_>) -> bool) -> Result<Loaded, LoadFailure> + Send + Sync>,
+    loader: Arc<LoadFn>,
     loading: Option<JoinHandle<()>>,
     core: Option<EngineCore>,
     /// The idle work was done since the last step.

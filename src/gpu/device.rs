@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::error::GpuError;
 use super::pipeline::Kernel;
+use super::probe;
 use super::shader::Defines;
 
 /// Which API to go through.
@@ -65,7 +66,7 @@ pub struct GpuCaps {
     pub driver: String,
     /// The adapter is software on the CPU.
     pub is_cpu: bool,
-    /// Lanes of a subgroup, when subgroups can be used and have one size only.
+    /// Lanes of a subgroup, when subgroups can be used, have one size only, and were found to be as reported.
     pub subgroup_size: Option<u32>,
     pub has_timestamps: bool,
     pub max_binding_bytes: u64,
@@ -138,7 +139,14 @@ impl Gpu {
             None => &adapters[0],
             Some(wanted) => named(&adapters, wanted)?,
         };
-        open_device(adapter, request)
+        let mut gpu = open_device(adapter, request)?;
+        if let Some(size) = gpu.caps.subgroup_size
+            && !probe::subgroups_are(&gpu, size)?
+        {
+            tracing::warn!("{} reports subgroups of {size} lanes, but does not run them: not used", gpu.caps.name);
+            gpu.caps.subgroup_size = None;
+        }
+        Ok(gpu)
     }
 
     /// Every adapter of the backends that can run kernels; empty when there is none.

@@ -14,6 +14,7 @@ pub mod device;
 pub mod error;
 mod expr;
 pub mod pipeline;
+mod probe;
 pub mod recording;
 pub mod replay;
 pub mod shader;

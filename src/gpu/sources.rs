@@ -39,6 +39,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "quantise"
     "rope_kv_write"
     "sample"
+    "subgroup_probe"
     "swiglu"
 );
 

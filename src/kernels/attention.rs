@@ -13,9 +13,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::kv_layout::{KvFormat, KvLayout, padded_head_dim};
-use super::{Class, stride};
+use super::{Class, KernelContext, RowOutput, stride};
 use crate::batch::StepBatch;
-use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
 /// Mirrors `Params` of attention.wgsl.
 #[repr(C)]
@@ -38,8 +38,6 @@ pub struct Shape {
     /// At most 256.
     pub head_dim: u32,
     pub kv: KvFormat,
-    /// Write packed i8 with scales instead of f32; see [`Shape::can_quantise`].
-    pub quantise: bool,
 }
 
 /// Which rows a dispatch serves.
@@ -69,8 +67,9 @@ impl RowKinds {
     }
 }
 
-/// At most this many queries share a workgroup when rows are long.
-const QUERIES_PER_WORKGROUP: u32 = 12;
+/// Queries that share a workgroup when rows are long, times the dims of each that a lane holds: few enough for the
+/// kernel to compile in about a second on a software adapter.
+const DIMS_PER_LANE: u32 = 64;
 const LANES_FLOOR: u32 = 64;
 
 impl Shape {
@@ -106,25 +105,28 @@ impl Shape {
     }
 
     /// Tokens per workgroup when rows are long.
-    fn tokens_per_workgroup(&self) -> u32 {
-        (QUERIES_PER_WORKGROUP / self.heads_per_workgroup()).clamp(1, 8)
+    fn tokens_per_workgroup(&self, class: Class) -> u32 {
+        let dims = match class {
+            Class::Subgroup(lanes) => padded_head_dim(self.head_dim).div_ceil(lanes).next_multiple_of(8),
+            Class::Floor => 8,
+        };
+        (DIMS_PER_LANE / dims / self.heads_per_workgroup()).clamp(1, 8)
     }
 
-    fn rows(&self) -> &'static [Rows] {
-        if self.tokens_per_workgroup() == 1 { &[Rows::All] } else { &[Rows::Single, Rows::Several] }
+    fn rows(&self, class: Class) -> &'static [Rows] {
+        if self.tokens_per_workgroup(class) == 1 { &[Rows::All] } else { &[Rows::Single, Rows::Several] }
     }
 
     /// The files and defines that this shape needs, for compiling ahead.
-    pub fn kernels(&self, class: Class) -> Vec<(&'static str, Defines)> {
-        self.rows().iter().map(|&rows| ("attention", self.defines(class, rows))).collect()
+    pub fn kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
+        self.rows(class).iter().map(|&rows| ("attention".into(), self.defines(class, rows, is_quantised))).collect()
     }
 
-    fn defines(&self, class: Class, rows: Rows) -> Defines {
+    fn defines(&self, class: Class, rows: Rows, is_quantised: bool) -> Defines {
         assert!(self.head_dim <= 256, "head dim {} is above 256", self.head_dim);
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
-        assert!(!self.quantise || self.can_quantise(class), "{self:?} cannot quantise");
         let heads = self.heads_per_workgroup();
-        let tokens = if rows == Rows::Several { self.tokens_per_workgroup() } else { 1 };
+        let tokens = if rows == Rows::Several { self.tokens_per_workgroup(class) } else { 1 };
         let queries = heads * tokens;
         let padded = padded_head_dim(self.head_dim);
         let numbers = match class {
@@ -143,7 +145,7 @@ impl Shape {
             .set("NQ", i64::from(queries));
         let flags = [
             ("KV_F32", self.kv == KvFormat::F32),
-            ("QUANTISE", self.quantise),
+            ("I8", is_quantised),
             ("ONLY_SINGLE", rows == Rows::Single),
             ("SKIP_SINGLE", rows == Rows::Several),
         ];
@@ -170,55 +172,56 @@ fn floor_numbers(queries: u32, padded: u32) -> Vec<(&'static str, u32)> {
     vec![("KT", LANES_FLOOR), ("DPL", 4), ("NG", groups), ("QPT", queries.div_ceil(groups))]
 }
 
-/// Where the result goes.
-#[derive(Clone, Copy, Debug)]
-pub enum Output<'a> {
-    /// f32 `[num_tokens, out_stride]`
-    F32(&'a BufferSlice),
-    /// Packed i8 `[num_tokens, out_stride]` and (scale, scale * sum) `[num_tokens, out_stride / 32]`.
-    I8 { q: &'a BufferSlice, s: &'a BufferSlice },
-}
-
 /// What [`Attention::new`] binds.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers<'a> {
-    pub step_meta: &'a BufferSlice,
     /// f32 `[num_tokens, q_stride]`, as `rope_kv_write` writes it.
     pub q: &'a BufferSlice,
     /// See [`KvLayout`].
     pub k_cache: &'a BufferSlice,
     pub v_cache: &'a BufferSlice,
-    /// `I8` exactly when the shape has `quantise`.
-    pub out: Output<'a>,
-    pub params: &'a BufferSlice,
+    /// Rows of `out_stride` elements; `I8` only when the shape [can quantise](Shape::can_quantise).
+    pub y: RowOutput<'a>,
 }
 
 /// The kernels with one layer's buffers.
 #[derive(Clone, Debug)]
 pub struct Attention {
+    label: String,
     bound: Vec<(Rows, Arc<Bound>)>,
     workgroups_per_token: u32,
 }
 
 impl Attention {
-    pub fn new(gpu: &Gpu, class: Class, shape: &Shape, buffers: &Buffers<'_>) -> Result<Attention, GpuError> {
+    /// `window` is the number of keys that a token sees, itself included; `None` is all.
+    pub fn new(
+        ctx: &mut KernelContext<'_>,
+        label: &str,
+        shape: &Shape,
+        window: Option<u32>,
+        buffers: &Buffers<'_>,
+    ) -> Result<Attention, GpuError> {
+        let is_quantised = matches!(buffers.y, RowOutput::I8(_));
+        if is_quantised && !shape.can_quantise(ctx.class) {
+            let message = format!("heads of {} dims cannot be quantised here", shape.head_dim);
+            return Err(GpuError::Validation { what: label.into(), message });
+        }
+        let params = ctx.params.push(ctx.gpu, &shape.params(window))?;
         let mut bindings = vec![
-            ("step_meta", buffers.step_meta),
+            ("step_meta", ctx.step_meta),
             ("q", buffers.q),
             ("k_cache", buffers.k_cache),
             ("v_cache", buffers.v_cache),
-            ("params", buffers.params),
+            ("params", &params),
         ];
-        match buffers.out {
-            Output::F32(out) => bindings.push(("out", out)),
-            Output::I8 { q, s } => bindings.extend([("out_q", q), ("out_s", s)]),
-        }
+        bindings.extend(buffers.y.bindings());
         let bind = |&rows: &Rows| -> Result<(Rows, Arc<Bound>), GpuError> {
-            let kernel = gpu.kernel("attention", &shape.defines(class, rows))?;
-            Ok((rows, gpu.bind(&kernel, &bindings)?))
+            let kernel = ctx.gpu.kernel("attention", &shape.defines(ctx.class, rows, is_quantised))?;
+            Ok((rows, ctx.gpu.bind(&kernel, &bindings)?))
         };
         Ok(Attention {
-            bound: shape.rows().iter().map(bind).collect::<Result<_, _>>()?,
+            label: label.into(),
+            bound: shape.rows(ctx.class).iter().map(bind).collect::<Result<_, _>>()?,
             workgroups_per_token: shape.num_heads / shape.heads_per_workgroup(),
         })
     }
@@ -232,7 +235,7 @@ impl Attention {
                 Rows::All => true,
             };
             if is_needed {
-                recording.dispatch("attention", bound, num_tokens * self.workgroups_per_token);
+                recording.dispatch(self.label.clone(), bound, num_tokens * self.workgroups_per_token);
             }
         }
     }
@@ -292,17 +295,18 @@ mod tests {
     }
 
     #[test]
-    fn workgroups_hold_whole_divisors_of_a_group() {
-        let check = |heads, kv_heads, expect| {
-            let shape =
-                Shape { num_heads: heads, num_kv_heads: kv_heads, head_dim: 64, kv: KvFormat::F16, quantise: false };
-            assert_eq!((shape.heads_per_workgroup(), shape.tokens_per_workgroup()), expect, "{heads}/{kv_heads}");
+    fn workgroups_hold_whole_divisors_of_a_group_and_few_accumulators() {
+        let check = |heads, kv_heads, head_dim, expect| {
+            let shape = Shape { num_heads: heads, num_kv_heads: kv_heads, head_dim, kv: KvFormat::F16 };
+            let got = (shape.heads_per_workgroup(), shape.tokens_per_workgroup(Class::Subgroup(8)));
+            assert_eq!(got, expect, "{heads}/{kv_heads}");
         };
-        check(9, 3, (3, 4));
-        check(8, 8, (1, 8));
-        check(14, 2, (7, 1));
-        check(32, 8, (4, 3));
-        check(32, 2, (8, 1));
-        check(11, 1, (1, 8));
+        check(9, 3, 64, (3, 2));
+        check(8, 8, 64, (1, 8));
+        check(14, 2, 64, (7, 1));
+        check(32, 8, 128, (4, 1));
+        check(32, 32, 256, (1, 2));
+        check(32, 2, 64, (8, 1));
+        check(11, 1, 64, (1, 8));
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use super::Class;
-use super::sample::workgroup_size;
-use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
+use super::sample::{Params, workgroup_size};
+use super::{Class, KernelContext};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 use crate::protocol::TokenLogprobs;
 
 /// Most alternatives that a row can ask for.
@@ -13,23 +13,9 @@ pub const MAX_TOP: u32 = 20;
 /// Bytes of one row's result.
 pub const ROW_BYTES: u64 = 8 * (1 + MAX_TOP as u64);
 
-/// The file and defines, for compiling ahead.
-pub fn kernel(class: Class) -> (&'static str, Defines) {
-    ("logprobs", Defines::new().set("WG", i64::from(workgroup_size(class))).set("TOP", i64::from(MAX_TOP)))
-}
-
-/// What [`Logprobs::new`] binds.
-#[derive(Clone, Copy, Debug)]
-pub struct Buffers<'a> {
-    pub step_meta: &'a BufferSlice,
-    /// f32 `[num_logits, stride]`
-    pub logits: &'a BufferSlice,
-    /// As `sample` wrote it.
-    pub sampled: &'a BufferSlice,
-    /// [`ROW_BYTES`] per logit row, written for rows that ask.
-    pub logprobs: &'a BufferSlice,
-    /// Holds `sample`'s `Params`.
-    pub params: &'a BufferSlice,
+/// The defines of one variant.
+pub fn defines(class: Class) -> Defines {
+    Defines::new().set("WG", i64::from(workgroup_size(class))).set("TOP", i64::from(MAX_TOP))
 }
 
 /// The kernel with its buffers. Record it after `sample`, only when some row asks.
@@ -37,17 +23,24 @@ pub struct Buffers<'a> {
 pub struct Logprobs(Arc<Bound>);
 
 impl Logprobs {
-    pub fn new(gpu: &Gpu, class: Class, buffers: &Buffers<'_>) -> Result<Logprobs, GpuError> {
-        let (name, defines) = kernel(class);
-        let kernel = gpu.kernel(name, &defines)?;
+    /// `logits` and `sampled` as `sample` has them; `logprobs` gets [`ROW_BYTES`] per logit row that asks.
+    pub fn new(
+        ctx: &mut KernelContext<'_>,
+        params: Params,
+        logits: &BufferSlice,
+        sampled: &BufferSlice,
+        logprobs: &BufferSlice,
+    ) -> Result<Logprobs, GpuError> {
+        let params = params.push(ctx)?;
+        let kernel = ctx.gpu.kernel("logprobs", &defines(ctx.class))?;
         let bindings = [
-            ("step_meta", buffers.step_meta),
-            ("logits", buffers.logits),
-            ("sampled", buffers.sampled),
-            ("logprobs", buffers.logprobs),
-            ("params", buffers.params),
+            ("step_meta", ctx.step_meta),
+            ("logits", logits),
+            ("sampled", sampled),
+            ("logprobs", logprobs),
+            ("params", &params),
         ];
-        Ok(Logprobs(gpu.bind(&kernel, &bindings)?))
+        Ok(Logprobs(ctx.gpu.bind(&kernel, &bindings)?))
     }
 
     pub fn record(&self, recording: &mut Recording, num_logits: u32) {

@@ -8,6 +8,7 @@
 //! | [`swiglu`] | silu(gate) * up, f32 or quantised |
 //! | [`quantise`] | f32 rows to i8 |
 //! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
+//! | [`measure`] | how fast products are on this adapter |
 //! | [`context`] | what every kernel is built from |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
@@ -44,6 +45,7 @@ pub mod embed;
 pub mod kv_layout;
 pub mod logprobs;
 pub mod matmul;
+pub mod measure;
 pub mod norm;
 pub mod pack;
 pub mod params;
@@ -58,7 +60,7 @@ pub mod weights;
 
 pub use context::{Activations, KernelContext, QuantisedRows, RowCount, RowOutput};
 pub use params::ParamArena;
-pub use weights::{PackedMatrix, PackedSlice, WeightError};
+pub use weights::{PackedMatrix, PackedSlice, WeightError, upload_vector};
 
 /// Activation rows are padded to this many elements; also the size of a quantisation group.
 pub const GROUP: u32 = 32;

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use super::Class;
-use super::sample::workgroup_size;
-use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
+use super::sample::{Params, workgroup_size};
+use super::{Class, KernelContext};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
-/// The file and defines, for compiling ahead.
-pub fn kernel(class: Class) -> (&'static str, Defines) {
-    ("penalties", Defines::new().set("WG", i64::from(workgroup_size(class))))
+/// The defines of one variant.
+pub fn defines(class: Class) -> Defines {
+    Defines::new().set("WG", i64::from(workgroup_size(class)))
 }
 
 /// The kernel with its buffers. Record it only when the batch has penalties or biases.
@@ -17,18 +17,12 @@ pub fn kernel(class: Class) -> (&'static str, Defines) {
 pub struct Penalties(Arc<Bound>);
 
 impl Penalties {
-    /// `logits` is f32 `[num_logits, stride]`; `params` holds [`super::sample::Params`].
-    pub fn new(
-        gpu: &Gpu,
-        class: Class,
-        step_meta: &BufferSlice,
-        logits: &BufferSlice,
-        params: &BufferSlice,
-    ) -> Result<Penalties, GpuError> {
-        let (name, defines) = kernel(class);
-        let kernel = gpu.kernel(name, &defines)?;
-        let bindings = [("step_meta", step_meta), ("logits", logits), ("params", params)];
-        Ok(Penalties(gpu.bind(&kernel, &bindings)?))
+    /// `logits` is f32 `[num_logits, stride]`.
+    pub fn new(ctx: &mut KernelContext<'_>, params: Params, logits: &BufferSlice) -> Result<Penalties, GpuError> {
+        let params = params.push(ctx)?;
+        let kernel = ctx.gpu.kernel("penalties", &defines(ctx.class))?;
+        let bindings = [("step_meta", ctx.step_meta), ("logits", logits), ("params", &params)];
+        Ok(Penalties(ctx.gpu.bind(&kernel, &bindings)?))
     }
 
     pub fn record(&self, recording: &mut Recording, num_logits: u32) {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::kv_layout::{KvFormat, KvLayout, padded_head_dim};
-use super::{Class, stride};
+use super::{Class, KernelContext, stride};
 use crate::batch::StepBatch;
-use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
 /// Mirrors `Params` of rope_kv_write.wgsl.
 #[repr(C)]
@@ -65,10 +65,10 @@ impl Shape {
         }
     }
 
-    /// The file and defines of this shape.
+    /// The defines of this shape.
     ///
     /// Panics on a head or rotary dim that the kernel cannot pair; model specs are validated before.
-    pub fn kernel(&self, class: Class) -> (&'static str, Defines) {
+    pub fn defines(&self, class: Class) -> Defines {
         assert!(self.head_dim.is_multiple_of(2), "head dim {} is odd", self.head_dim);
         let step = if self.interleaved { 2 } else { 4 };
         assert!(
@@ -78,7 +78,7 @@ impl Shape {
             self.head_dim
         );
         let mut defines = Defines::new()
-            .set("WG", i64::from(workgroup_size(class)))
+            .set("WG", i64::from(class.lanes()))
             .set("D", i64::from(self.head_dim))
             .set("DP", i64::from(padded_head_dim(self.head_dim)))
             .set("ROT", i64::from(self.rotary_dim));
@@ -91,21 +91,13 @@ impl Shape {
         if self.kv == KvFormat::F32 {
             defines = defines.flag("KV_F32");
         }
-        ("rope_kv_write", defines)
-    }
-}
-
-fn workgroup_size(class: Class) -> u32 {
-    match class {
-        Class::Subgroup(lanes) => lanes,
-        Class::Floor => 64,
+        defines
     }
 }
 
 /// What [`RopeKvWrite::new`] binds.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers<'a> {
-    pub step_meta: &'a BufferSlice,
     /// f32 `[num_tokens, qkv_stride]`
     pub qkv: &'a BufferSlice,
     /// f32 pairs `[max_position, rotary_dim / 2]`, see [`rope_table`].
@@ -117,37 +109,47 @@ pub struct Buffers<'a> {
     /// See [`KvLayout`], written.
     pub k_cache: &'a BufferSlice,
     pub v_cache: &'a BufferSlice,
-    pub params: &'a BufferSlice,
 }
 
 /// The kernel with one layer's buffers.
 #[derive(Clone, Debug)]
 pub struct RopeKvWrite {
+    label: String,
     bound: Arc<Bound>,
     heads: u32,
     lanes: u32,
 }
 
 impl RopeKvWrite {
-    pub fn new(gpu: &Gpu, class: Class, shape: &Shape, buffers: &Buffers<'_>) -> Result<RopeKvWrite, GpuError> {
-        let (name, defines) = shape.kernel(class);
-        let kernel = gpu.kernel(name, &defines)?;
+    pub fn new(
+        ctx: &mut KernelContext<'_>,
+        label: &str,
+        shape: &Shape,
+        rms_eps: f32,
+        buffers: &Buffers<'_>,
+    ) -> Result<RopeKvWrite, GpuError> {
+        let kernel = ctx.gpu.kernel("rope_kv_write", &shape.defines(ctx.class))?;
+        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps))?;
         let mut bindings = vec![
-            ("step_meta", buffers.step_meta),
+            ("step_meta", ctx.step_meta),
             ("qkv", buffers.qkv),
             ("rope", buffers.rope),
             ("q", buffers.q),
             ("k_cache", buffers.k_cache),
             ("v_cache", buffers.v_cache),
-            ("params", buffers.params),
+            ("params", &params),
         ];
         bindings.extend(buffers.gains.map(|gains| ("gains", gains)));
-        let bound = gpu.bind(&kernel, &bindings)?;
-        Ok(RopeKvWrite { bound, heads: shape.num_heads + 2 * shape.num_kv_heads, lanes: workgroup_size(class) })
+        Ok(RopeKvWrite {
+            label: label.into(),
+            bound: ctx.gpu.bind(&kernel, &bindings)?,
+            heads: shape.num_heads + 2 * shape.num_kv_heads,
+            lanes: ctx.class.lanes(),
+        })
     }
 
     pub fn record(&self, recording: &mut Recording, num_tokens: u32) {
-        recording.dispatch("rope and kv write", &self.bound, (num_tokens * self.heads).div_ceil(self.lanes));
+        recording.dispatch(self.label.clone(), &self.bound, (num_tokens * self.heads).div_ceil(self.lanes));
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Class;
-use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
+use super::{Class, KernelContext};
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
 /// Mirrors `Params` of sample.wgsl, penalties.wgsl and logprobs.wgsl.
 #[repr(C)]
@@ -16,6 +16,15 @@ pub struct Params {
     pub vocab: u32,
     /// Elements of a logit row; a multiple of 4.
     pub stride: u32,
+}
+
+impl Params {
+    pub(super) fn push(self, ctx: &mut KernelContext<'_>) -> Result<BufferSlice, GpuError> {
+        if self.vocab == 0 || self.stride < self.vocab || !self.stride.is_multiple_of(4) {
+            return Err(GpuError::Validation { what: "logits".into(), message: format!("{self:?}") });
+        }
+        ctx.params.push(ctx.gpu, &self)
+    }
 }
 
 /// One row's result.
@@ -27,9 +36,9 @@ pub struct Sampled {
     pub not_finite: u32,
 }
 
-/// The file and defines, for compiling ahead.
-pub fn kernel(class: Class) -> (&'static str, Defines) {
-    ("sample", Defines::new().set("WG", i64::from(workgroup_size(class))))
+/// The defines of one variant.
+pub fn defines(class: Class) -> Defines {
+    Defines::new().set("WG", i64::from(workgroup_size(class)))
 }
 
 /// One row is one workgroup: small where a workgroup is one thread's work, as large as any adapter has it elsewhere.
@@ -45,19 +54,17 @@ pub(super) fn workgroup_size(class: Class) -> u32 {
 pub struct Sample(Arc<Bound>);
 
 impl Sample {
-    /// `logits` is f32 `[num_logits, stride]`, `sampled` is [`Sampled`] `[num_logits]`; `params` holds [`Params`].
+    /// `logits` is f32 `[num_logits, stride]` with padding of any value; `sampled` is [`Sampled`] `[num_logits]`.
     pub fn new(
-        gpu: &Gpu,
-        class: Class,
-        step_meta: &BufferSlice,
+        ctx: &mut KernelContext<'_>,
+        params: Params,
         logits: &BufferSlice,
         sampled: &BufferSlice,
-        params: &BufferSlice,
     ) -> Result<Sample, GpuError> {
-        let (name, defines) = kernel(class);
-        let kernel = gpu.kernel(name, &defines)?;
-        let bindings = [("step_meta", step_meta), ("logits", logits), ("sampled", sampled), ("params", params)];
-        Ok(Sample(gpu.bind(&kernel, &bindings)?))
+        let params = params.push(ctx)?;
+        let kernel = ctx.gpu.kernel("sample", &defines(ctx.class))?;
+        let bindings = [("step_meta", ctx.step_meta), ("logits", logits), ("sampled", sampled), ("params", &params)];
+        Ok(Sample(ctx.gpu.bind(&kernel, &bindings)?))
     }
 
     pub fn record(&self, recording: &mut Recording, num_logits: u32) {

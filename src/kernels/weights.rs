@@ -92,6 +92,21 @@ impl PackedMatrix {
     }
 }
 
+/// Uploads a vector (gain, bias, table) as f32, with zeros up to `len` elements.
+pub fn upload_vector(
+    gpu: &Gpu,
+    uploader: &mut Uploader<'_>,
+    label: &str,
+    values: &[f32],
+    len: u32,
+) -> Result<Buffer, GpuError> {
+    let mut padded = values.to_vec();
+    padded.resize((len as usize).max(values.len()), 0.0);
+    let buffer = gpu.alloc(label, 4 * padded.len() as u64, BufferUse::Storage)?;
+    uploader.write(&buffer.whole(), bytemuck::cast_slice(&padded))?;
+    Ok(buffer)
+}
+
 /// Rows of a slice whose planes fit a binding and, together, a buffer.
 fn slice_rows(block: PlaneBytes, max_plane_bytes: u64, max_buffer_bytes: u64) -> Option<u32> {
     let by_binding = max_plane_bytes / block.q.max(block.h).max(block.s).max(1);

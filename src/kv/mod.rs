@@ -196,6 +196,11 @@ impl KvCache {
         self.events.truncate(self.events_before_step);
     }
 
+    /// True when blocks can be found again by what they hold.
+    pub fn shares_prefixes(&self) -> bool {
+        self.config.enable_prefix_cache
+    }
+
     /// Finds the blocks that hold the first of `tokens`, at most `max_blocks`. Changes nothing but the memory of the hit.
     pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> PrefixHit {
         self.hit.clear();

@@ -44,6 +44,11 @@ impl PrefixChain {
         }
     }
 
+    /// True when block `i` of both sequences has the same name: most likely the same tokens after the same prefix.
+    pub fn names_alike(&self, other: &PrefixChain, i: usize) -> bool {
+        matches!((self.links.get(i), other.links.get(i)), (Some(a), Some(b)) if a.hash == b.hash)
+    }
+
     /// Number of full blocks named.
     pub fn len(&self) -> usize {
         self.links.len()

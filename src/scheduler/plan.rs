@@ -73,6 +73,8 @@ pub enum WaitReason {
     Budget,
     /// A preemption happened in this step; nothing is admitted beside it.
     Preemption,
+    /// Its next block is being computed by `leader` in this step; it is shared in the next.
+    Prefix { leader: RequestId },
 }
 
 /// The decisions of one step. Rows are in batch order: one-token rows first.

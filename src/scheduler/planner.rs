@@ -1,8 +1,10 @@
 //! Planning a step: serve those who run, then admit.
 
 use super::policy::{self, Room};
-use super::{Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
-use crate::ids::SeqSlot;
+use super::{
+    Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
+};
+use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockTable, SuspendedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
@@ -197,6 +199,9 @@ impl Scheduler {
             // At least one token is computed, to get logits.
             let query_tokens = seq.num_tokens() - 1;
             let hit = self.kv.lookup(&seq.chain, &seq.tokens, query_tokens / self.kv.block_size());
+            if let Some(leader) = self.computes_now(seq, hit.num_blocks, query_tokens, draft) {
+                return Some(WaitReason::Prefix { leader });
+            }
             let cached_tokens = hit.num_blocks * self.kv.block_size();
             let num_tokens = self.chunk(seq.num_tokens() - cached_tokens, draft);
             if num_tokens == 0 {
@@ -213,6 +218,20 @@ impl Scheduler {
             promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
         }
         None
+    }
+
+    /// The request whose row computes, in this very step, the next block that `seq` needs: a step later it can be
+    /// shared instead of computed twice. Such a row ends with the step, so that nobody waits for long.
+    fn computes_now(&self, seq: &Sequence, block_idx: u32, query_tokens: u32, draft: &Draft) -> Option<RequestId> {
+        let block_end = (block_idx + 1) * self.kv.block_size();
+        if !self.kv.shares_prefixes() || block_end > query_tokens {
+            return None;
+        }
+        let computes = |row: &&PlanRow| {
+            let is_in_row = row.from < block_end && block_end <= row.to();
+            is_in_row && self.seq(row.seq).chain.names_alike(&seq.chain, block_idx as usize)
+        };
+        draft.plan.rows.iter().find(computes).map(|row| row.request)
     }
 
     /// Moves a waiting sequence into the batch with the hit just looked up.

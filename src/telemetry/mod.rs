@@ -90,6 +90,8 @@ pub enum WaitReason {
     Budget,
     /// A preemption happened in this step; nothing is admitted beside it.
     Preemption,
+    /// Its next block is being computed by `leader` in this step; it is shared in the next.
+    Prefix { leader: RequestId },
 }
 
 /// A preemption and how the victim was chosen.

@@ -1,6 +1,12 @@
 //! Pipelines, bindings and encoders are legal: built on wgpu's backend that runs nothing, on any machine.
 
-use kvasir::gpu::{BufferUse, Defines, Gpu, GpuBackend, GpuRequest, Recording, Replayer};
+use kvasir::gpu::{BufferUse, Defines, Gpu, GpuBackend, GpuRequest, Recording, Replayer, Uploader};
+use kvasir::kernels::matmul::{Matmul, Output};
+use kvasir::kernels::norm::Norm;
+use kvasir::kernels::{
+    Activations, Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, RowCount, RowOutput, upload_vector,
+};
+use kvasir::model::dtype::DType;
 
 fn open() -> Gpu {
     let request = GpuRequest { backend: Some(GpuBackend::Noop), adapter: None, floor: true, checked_shaders: false };
@@ -21,6 +27,42 @@ fn a_recording_encodes_and_submits_without_an_adapter() {
     let finished = replayer.wait(&gpu, ticket).unwrap();
     assert_eq!(finished.stats.passes, 1);
     assert_eq!(finished.readback[0].len(), 256);
+}
+
+#[test]
+fn a_norm_and_a_product_are_recorded_as_one_pass() {
+    let gpu = open();
+    let mut uploader = Uploader::new(&gpu);
+    let weights =
+        PackedMatrix::upload(&gpu, &mut uploader, "w", DType::Q4_0, 64, &[&[0; 36 * 100]]).expect("a hundred rows");
+    let gain = upload_vector(&gpu, &mut uploader, "gain", &[1.0; 60], 64).unwrap();
+    assert_eq!(gain.size(), 256);
+    let alloc = |label, bytes| gpu.alloc(label, bytes, BufferUse::Storage).unwrap();
+    let (x, y, step_meta) = (alloc("x", 8 * 256), alloc("y", 8 * 400), alloc("step_meta", 1024).whole());
+    let rows = QuantisedRows { q: alloc("q", 8 * 64).whole(), scales: alloc("s", 8 * 16).whole() };
+    let mut ctx = KernelContext {
+        gpu: &gpu,
+        class: Class::of(gpu.caps()),
+        params: &mut ParamArena::new(),
+        step_meta: &step_meta,
+        multiply_pairs: false,
+    };
+    assert_eq!(ctx.class, Class::Floor, "a floor request uses no subgroups");
+    let out = RowOutput::I8(&rows);
+    let norm = Norm::new(&mut ctx, "norm", &x.whole(), &gain.whole(), out, (60, 1e-5), RowCount::Tokens).unwrap();
+    let y_whole = y.whole();
+    let output = Output { slice: &y_whole, stride: 100, offset: 0, accumulate: false };
+    let x = Activations::I8(&rows);
+    let product = Matmul::new(&mut ctx, "qkv", &weights, x, output, None, RowCount::Tokens).unwrap();
+    let mut recording = Recording::new("layer");
+    norm.record(&mut recording, 8);
+    product.record(&mut recording, 8);
+    let text = recording.to_string();
+    assert!(text.contains("norm: 8 x norm[I8 SG=64]") && text.contains("qkv: 2 x matmul_i8"), "{text}");
+    let mut replayer = Replayer::new(&gpu);
+    let ticket = replayer.submit(&gpu, &recording, &[]).unwrap();
+    let stats = replayer.wait(&gpu, ticket).unwrap().stats;
+    assert_eq!((stats.submits, stats.passes, stats.dispatches, stats.readback_bytes), (1, 1, 2, 0));
 }
 
 #[test]

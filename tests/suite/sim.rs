@@ -223,8 +223,11 @@ fn blocks_are_not_shared_before_the_step_that_writes_them_commits() {
     let plan = engine.plan();
     engine.add(2, &tokens, 4);
     engine.scheduler.abandon(&plan);
+    let again = engine.step();
+    assert!(again.admitted.is_empty(), "the blocks are not there yet: they are being computed again");
+    assert_eq!(again.waiting.first(), Some(&(RequestId(2), WaitReason::Prefix { leader: RequestId(1) })));
     let admitted = engine.step().admitted;
-    assert_eq!((admitted[0].request, admitted[0].cached_tokens), (RequestId(2), 0));
+    assert_eq!((admitted[0].request, admitted[0].cached_tokens), (RequestId(2), 8));
     engine.add(3, &tokens, 4);
     engine.run_to_end();
     assert_eq!(engine.ended[&3].usage.cached_tokens, 8, "both full blocks are found after the commit");
@@ -314,6 +317,26 @@ fn preempted_request_resumes_with_same_tokens() {
     assert!(engine.ended[&2].usage.preemptions > 0);
     assert_eq!(engine.output[&1], alone(&prompt(8, 0), 12));
     assert_eq!(engine.output[&2], alone(&prompt(8, 1), 12));
+}
+
+#[test]
+fn requests_that_arrive_together_compute_their_common_prefix_once() {
+    let mut engine = Engine::new(40, limits(4));
+    let common = prompt(12, 0);
+    for id in 1..=3 {
+        let own = prompt(3, id as u32);
+        engine.add(id, &[common.clone(), own].concat(), 4);
+    }
+    let plan = engine.step();
+    assert_eq!(plan.rows.len(), 1, "the first computes, the others wait to share");
+    assert_eq!(plan.waiting.first(), Some(&(RequestId(2), WaitReason::Prefix { leader: RequestId(1) })));
+    let plan = engine.step();
+    let cached: Vec<u32> = plan.admitted.iter().map(|a| a.cached_tokens).collect();
+    assert_eq!(cached, [12, 12]);
+    engine.run_to_end();
+    for id in 1..=3 {
+        assert_eq!(engine.output[&id], alone(&[common.clone(), prompt(3, id as u32)].concat(), 4));
+    }
 }
 
 #[test]

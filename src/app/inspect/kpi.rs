@@ -53,7 +53,10 @@ impl InspectModel {
         };
         let record = &entry.record;
         let (ttft_p50_us, ttft_p95_us) = self.ttft(record.step);
-        let idle_now = self.is_live() && self.snapshot().step >= record.step && self.is_engine_idle();
+        // A snapshot taken after the newest record also knows what happened between steps.
+        let is_snapshot_newer = self.is_live() && self.snapshot().step >= record.step;
+        let kv = if is_snapshot_newer { self.snapshot().kv } else { record.kv };
+        let idle_now = is_snapshot_newer && self.is_engine_idle();
         Kpis {
             num_running: if idle_now { 0 } else { record.num_running },
             num_waiting: if idle_now { 0 } else { record.num_waiting },
@@ -61,12 +64,12 @@ impl InspectModel {
             ttft_p50_us,
             ttft_p95_us,
             itl_p50_us: self.itl_p50_us(),
-            kv_used: record.kv.used,
-            kv_cached: record.kv.cached_idle,
+            kv_used: kv.used,
+            kv_cached: kv.cached_idle,
             kv_peak: entry.peak_used,
-            kv_total: record.kv.total,
-            hit_tokens: record.kv.hit_tokens,
-            query_tokens: record.kv.query_tokens,
+            kv_total: kv.total,
+            hit_tokens: kv.hit_tokens,
+            query_tokens: kv.query_tokens,
             preemptions: if self.is_live() { self.snapshot().preemptions_total } else { entry.cum_preempted },
             num_not_shown: self.history().num_not_shown(),
         }

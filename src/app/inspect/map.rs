@@ -1,8 +1,8 @@
 //! The block map at one step: who holds which block, rebuilt from deltas.
 //!
 //! Guarantees: applying the deltas of a step to the map of the step before gives the map of that step; counts are kept
-//! while applying and each block is counted exactly once; deltas that do not fit (unknown block) are ignored, for they
-//! come from another pool. Memory: [`Cell`] is at most 48 bytes.
+//! while applying and each block is counted exactly once; deltas that do not fit (unknown block, a holder that does not
+//! hold) are ignored: they come from another pool, or the snapshot that the map began with had them already. Memory: [`Cell`] is at most 48 bytes.
 
 use crate::ids::{BlockId, RequestId};
 use crate::telemetry::{BlockDelta, BlockState, EngineSnapshot, StepRecord};
@@ -139,15 +139,7 @@ impl BlockMap {
                 self.put_in_table(request, logical, block);
             }
             BlockDelta::Fill { filled, .. } => self.cells[block.idx()].filled = filled,
-            BlockDelta::Share { request, logical, .. } => {
-                let cell = &mut self.cells[block.idx()];
-                cell.refs += 1;
-                cell.state = BlockState::Active;
-                if cell.refs == 1 {
-                    (cell.owner, cell.logical) = (request, logical);
-                }
-                self.put_in_table(request, logical, block);
-            }
+            BlockDelta::Share { request, logical, .. } => self.share(block, request, logical),
             BlockDelta::Unref { request, .. } => self.unref(block, request),
             BlockDelta::CacheIdle { .. } => {
                 let cell = &mut self.cells[block.idx()];
@@ -165,17 +157,23 @@ impl BlockMap {
         self.count(block);
     }
 
+    fn share(&mut self, block: BlockId, request: RequestId, logical: u32) {
+        if self.place_of(block, request).is_some() {
+            return;
+        }
+        let cell = &mut self.cells[block.idx()];
+        cell.refs += 1;
+        cell.state = BlockState::Active;
+        if cell.refs == 1 {
+            (cell.owner, cell.logical) = (request, logical);
+        }
+        self.put_in_table(request, logical, block);
+    }
+
     fn unref(&mut self, block: BlockId, request: RequestId) {
-        let logical = self.cells[block.idx()].logical as usize;
+        let Some(place) = self.place_of(block, request) else { return };
         if let Some(table) = self.tables.get_mut(&request) {
-            let at = if table.get(logical) == Some(&block) {
-                Some(logical)
-            } else {
-                table.iter().rposition(|&b| b == block)
-            };
-            if let Some(at) = at {
-                table[at] = BlockId::NULL;
-            }
+            table[place] = BlockId::NULL;
             while table.last() == Some(&BlockId::NULL) {
                 table.pop();
             }
@@ -191,6 +189,16 @@ impl BlockMap {
                 let cell = &mut self.cells[block.idx()];
                 (cell.owner, cell.logical) = (owner, logical);
             }
+        }
+    }
+
+    /// Where `request`'s table holds `block`.
+    fn place_of(&self, block: BlockId, request: RequestId) -> Option<usize> {
+        let table = self.tables.get(&request)?;
+        let hint = self.cells[block.idx()].logical as usize;
+        match table.get(hint) {
+            Some(&b) if b == block => Some(hint),
+            _ => table.iter().rposition(|&b| b == block),
         }
     }
 
@@ -250,12 +258,8 @@ impl BlockMap {
         if cell.refs == 0 && cell.state != BlockState::Active {
             return Vec::new();
         }
-        let hint = cell.logical as usize;
-        let place = |table: &Vec<BlockId>| match table.get(hint) {
-            Some(&b) if b == block => Some(hint),
-            _ => table.iter().position(|&b| b == block),
-        };
-        self.tables.iter().filter_map(|(&id, table)| Some((id, place(table)? as u32))).collect()
+        let place = |&id: &RequestId| Some((id, self.place_of(block, id)? as u32));
+        self.tables.keys().filter_map(place).collect()
     }
 
     /// The block before `block` in its first holder's table.
@@ -398,6 +402,17 @@ mod tests {
         assert_eq!(map.parent(Y), Some(X));
         assert_eq!(map.parent(X), None);
         assert_eq!(map.holders(X), [(A, 0), (B, 0)]);
+    }
+
+    #[test]
+    fn what_a_snapshot_already_had_is_not_applied_twice() {
+        let mut map = shared_map();
+        let unref = vec![BlockDelta::Unref { block: X, request: A }];
+        map.apply(&record(2, unref.clone()));
+        let before = (map.cell(X).copied(), map.counts().clone());
+        map.apply(&record(2, unref));
+        map.apply(&record(2, vec![BlockDelta::Share { block: X, request: B, logical: 0 }]));
+        assert_eq!((map.cell(X).copied(), map.counts().clone()), before);
     }
 
     #[test]

@@ -82,6 +82,8 @@ pub struct InspectModel {
     selection: Option<Selection>,
     rows: Vec<RequestRow>,
     num_resyncs: u64,
+    /// Records up to this step belong to a pool that is gone.
+    read_after: Option<u64>,
     /// Grows whenever something shown may have changed.
     revision: u64,
 }
@@ -107,6 +109,7 @@ impl InspectModel {
             selection: None,
             rows: Vec::new(),
             num_resyncs: 0,
+            read_after: None,
             revision: 0,
         }
     }
@@ -126,9 +129,11 @@ impl InspectModel {
         // The snapshot first: records read after it reach at least as far, so that it can serve as their keyframe.
         let snapshot = telemetry.snapshot();
         if self.is_another_engine(&snapshot) {
+            let read_after = self.history.last_step().filter(|step| *step <= snapshot.step);
             self.start_over();
+            self.read_after = read_after;
         }
-        let (records, dropped) = telemetry.records_after(self.history.last_step());
+        let (records, dropped) = telemetry.records_after(self.history.last_step().or(self.read_after));
         self.version = Some(version);
         self.requests.note_snapshot(&snapshot);
         self.note_owners(&snapshot, palette);
@@ -169,10 +174,11 @@ impl InspectModel {
             }
             return;
         };
-        if dropped > 0 {
+        let is_whole = dropped == 0 && self.read_after.is_none();
+        if dropped > 0 && self.read_after.is_none() {
             self.history.note_not_shown(dropped);
         }
-        if num_blocks > 0 && dropped == 0 && first.step <= 1 {
+        if num_blocks > 0 && is_whole && first.step <= 1 {
             self.set_live_map(BlockMap::pristine(num_blocks, first.step.saturating_sub(1)));
         }
     }
@@ -264,7 +270,11 @@ impl InspectModel {
         let entry = self.entry();
         let tables = self.map().map(BlockMap::tables);
         let num_blocks = |id: RequestId| tables.and_then(|t| t.get(&id)).map_or(0, |t| t.len() as u32);
-        self.rows = entry.map_or_else(Vec::new, |e| self.requests.rows(e, num_blocks, MAX_FINISHED_ROWS));
+        self.rows = entry.map_or_else(Vec::new, |e| {
+            // Live, the newest record may still name what the engine has dropped since.
+            let gone_before = if self.is_live() { u64::MAX } else { e.record.step };
+            self.requests.rows(e, gone_before, num_blocks, MAX_FINISHED_ROWS)
+        });
     }
 
     /// Does what a view asked for. Gives back what only the shell can do.

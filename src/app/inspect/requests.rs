@@ -7,7 +7,7 @@ use super::history::{Entry, end_us};
 use crate::ids::RequestId;
 use crate::protocol::FinishReason;
 use crate::telemetry::{EngineSnapshot, RequestInfo, RequestState, RowKind, StepRecord, WaitReason};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 
 /// One request's life so far.
@@ -23,6 +23,8 @@ pub struct RequestLog {
     pub first_step: u64,
     pub last_step: u64,
     pub finish: Option<(u64, FinishReason)>,
+    /// The engine knows it no longer, and no record said how it ended (its model was unloaded).
+    is_gone: bool,
     preempt_steps: Vec<u64>,
     /// (step, end of the step) of each sampled token, ascending.
     tokens: Vec<(u64, u64)>,
@@ -155,6 +157,10 @@ impl RequestBook {
             let first = || RequestLog { first_step: snapshot.step, last_step: snapshot.step, ..RequestLog::default() };
             fill_in(self.logs.entry(info.id).or_insert_with(first), info);
         }
+        let known: FxHashSet<RequestId> = snapshot.requests.iter().map(|r| r.id).collect();
+        for (id, log) in &mut self.logs {
+            log.is_gone = log.finish.is_none() && log.last_step <= snapshot.step && !known.contains(id);
+        }
     }
 
     /// Forgets requests that ended before `first_step`.
@@ -183,12 +189,21 @@ impl RequestBook {
         }
     }
 
-    /// The table at `entry`: in the batch first, then waiting, then the last `max_finished` that ended.
-    pub fn rows(&self, entry: &Entry, num_blocks: impl Fn(RequestId) -> u32, max_finished: usize) -> Vec<RequestRow> {
+    /// The table at `entry`: in the batch first, then waiting, then the last `max_finished` that ended. Requests that
+    /// vanished before step `gone_before` are left out.
+    pub fn rows(
+        &self,
+        entry: &Entry,
+        gone_before: u64,
+        num_blocks: impl Fn(RequestId) -> u32,
+        max_finished: usize,
+    ) -> Vec<RequestRow> {
         let step = entry.record.step;
         let states = states_of(&entry.record);
-        let (mut finished, alive): (Vec<_>, Vec<_>) =
-            self.iter().filter(|(_, log)| log.first_step <= step).partition(|(_, log)| log.is_finished_at(step));
+        let (mut finished, alive): (Vec<_>, Vec<_>) = self
+            .iter()
+            .filter(|(_, log)| log.first_step <= step && !(log.is_gone && log.last_step < gone_before))
+            .partition(|(_, log)| log.is_finished_at(step));
         finished.sort_by_key(|(id, log)| (std::cmp::Reverse(log.finish.as_ref().map(|f| f.0)), *id));
         finished.truncate(max_finished);
         let row = |(id, log): (RequestId, &RequestLog)| {

@@ -101,7 +101,7 @@ pub fn waiting_words(record: &StepRecord, name: impl Fn(RequestId) -> String) ->
     let joint = match reason {
         WaitReason::Blocks { .. } => " ",
         WaitReason::Behind { .. } => ", ",
-        WaitReason::Slots { .. } | WaitReason::Budget | WaitReason::Preemption => " as ",
+        WaitReason::Slots { .. } | WaitReason::Budget | WaitReason::Preemption | WaitReason::Prefix { .. } => " as ",
     };
     let mut out = format!("Waiting: {}{joint}{}", name(*id), wait_words(reason));
     if record.waiting.len() > 1 {
@@ -131,6 +131,7 @@ pub fn wait_words(reason: &WaitReason) -> String {
         WaitReason::Slots { max_num_seqs } => format!("all {max_num_seqs} places of the batch are taken"),
         WaitReason::Budget => "the step's token budget is used up".to_owned(),
         WaitReason::Preemption => "a preemption happened in this step".to_owned(),
+        WaitReason::Prefix { leader } => format!("request {leader} computes its prefix now, to be shared"),
     }
 }
 
@@ -395,6 +396,7 @@ mod tests {
             (WaitReason::Slots { max_num_seqs: 8 }, "all 8 places of the batch are taken"),
             (WaitReason::Budget, "the step's token budget is used up"),
             (WaitReason::Preemption, "a preemption happened in this step"),
+            (WaitReason::Prefix { leader: RequestId(4) }, "request 4 computes its prefix now, to be shared"),
         ] {
             assert_eq!(wait_words(&reason), words);
         }

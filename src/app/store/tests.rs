@@ -1,3 +1,5 @@
+//! The store on real files: reopening, crashes, upgrades.
+
 use super::*;
 use crate::app::chat::{Role, RunSettings, RunStatus};
 

@@ -57,17 +57,7 @@ pub fn paint(painter: &Painter, rect: Rect, icon: Icon, color: Color32) {
             path(&[vec2(-6.5, -3.5), vec2(0.0, 0.0), vec2(6.5, -3.5)]);
             line(vec2(0.0, 0.0), vec2(0.0, 7.0));
         }
-        Icon::Inspect => {
-            for (i, filled) in [true, true, false, true, false, false, true, false, false].into_iter().enumerate() {
-                let at = c + vec2((i % 3) as f32 * 5.0 - 5.0, (i / 3) as f32 * 5.0 - 5.0);
-                let cell = Rect::from_center_size(at, Vec2::splat(3.4));
-                if filled {
-                    painter.rect_filled(cell.expand(0.3), 0.8, color);
-                } else {
-                    painter.rect_stroke(cell, 0.8, Stroke::new(1.0, color), StrokeKind::Middle);
-                }
-            }
-        }
+        Icon::Inspect => paint_blocks(painter, c, color),
         Icon::Sun => {
             painter.circle_stroke(c, 3.2, s);
             for i in 0..8 {
@@ -126,6 +116,19 @@ pub fn paint(painter: &Painter, rect: Rect, icon: Icon, color: Color32) {
             painter.circle_stroke(c, 6.5, s);
             line(vec2(0.0, -0.5), vec2(0.0, 3.2));
             painter.circle_filled(c + vec2(0.0, -3.2), 0.9, color);
+        }
+    }
+}
+
+/// Nine blocks, some of them filled.
+fn paint_blocks(painter: &Painter, center: Pos2, color: Color32) {
+    for (i, filled) in [true, true, false, true, false, false, true, false, false].into_iter().enumerate() {
+        let at = center + vec2((i % 3) as f32 * 5.0 - 5.0, (i / 3) as f32 * 5.0 - 5.0);
+        let cell = Rect::from_center_size(at, Vec2::splat(3.4));
+        if filled {
+            painter.rect_filled(cell.expand(0.3), 0.8, color);
+        } else {
+            painter.rect_stroke(cell, 0.8, Stroke::new(1.0, color), StrokeKind::Middle);
         }
     }
 }

@@ -135,7 +135,7 @@ fn rows_ui(
     for message in chat.path().iter().filter_map(|id| chat.message(*id)) {
         let height = view.height(message, column);
         let is_near = y + height >= viewport.min.y - OVERSCAN && y <= viewport.max.y + OVERSCAN;
-        if !is_near && !(message.is_running() && view.is_stale(message, column)) {
+        if !(is_near || message.is_running() && view.is_stale(message, column)) {
             y += height;
             continue;
         }

@@ -178,9 +178,9 @@ impl Builder<'_> {
         let normed = layers().flat_map(|l| l.qkv.iter().chain(&l.gate_up)).map(|p| self.forms(&p.matrix));
         let attended = self.forms_of(layers().map(|l| self.forms(&l.o.matrix)));
         let gated = layers().map(|l| self.forms(&l.down.matrix));
-        let attention = self.attention_shape(false);
+        let attention = self.attention_shape();
         // What attention cannot quantise itself is quantised from f32.
-        let attended = if attended.i8 && !(attention.can_quantise(self.class) && !attended.f32) {
+        let attended = if attended.i8 && (attended.f32 || !attention.can_quantise(self.class)) {
             Forms { f32: true, i8: true }
         } else {
             attended
@@ -216,13 +216,12 @@ impl Builder<'_> {
         }
     }
 
-    fn attention_shape(&self, quantise: bool) -> attention::Shape {
+    fn attention_shape(&self) -> attention::Shape {
         attention::Shape {
             num_heads: self.spec.num_heads,
             num_kv_heads: self.spec.num_kv_heads,
             head_dim: self.spec.head_dim,
             kv: self.kv_format(),
-            quantise,
         }
     }
 
@@ -344,20 +343,11 @@ impl Builder<'_> {
         table: &BufferSlice,
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<RopeKvWrite, LoadError> {
-        let shape = self.rope_shape();
+        let (shape, rms_eps) = (self.rope_shape(), self.spec.rms_eps);
         let gains = weights.qk_gains.as_ref().map(Buffer::whole);
-        let params = self.arena.push(self.gpu, &shape.params(self.spec.rms_eps))?;
-        let buffers = rope_kv_write::Buffers {
-            step_meta: &self.meta,
-            qkv: &scratch.qkv,
-            rope: table,
-            gains: gains.as_ref(),
-            q: &scratch.q,
-            k_cache,
-            v_cache,
-            params: &params,
-        };
-        Ok(RopeKvWrite::new(self.gpu, self.class, &shape, &buffers)?)
+        let (qkv, q) = (&scratch.qkv, &scratch.q);
+        let buffers = rope_kv_write::Buffers { qkv, rope: table, gains: gains.as_ref(), q, k_cache, v_cache };
+        Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, rms_eps, &buffers)?)
     }
 
     fn attention(
@@ -366,16 +356,11 @@ impl Builder<'_> {
         scratch: &Scratch,
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<Attention, LoadError> {
-        let shape = self.attention_shape(scratch.attended.f32.is_none());
-        let params = self.arena.push(self.gpu, &shape.params(self.spec.windows[l]))?;
-        let out = match (&scratch.attended.f32, &scratch.attended.i8) {
-            (Some(out), _) => attention::Output::F32(out),
-            (None, Some(rows)) => attention::Output::I8 { q: &rows.q, s: &rows.scales },
-            (None, None) => return Err(LoadError::Unsupported("attention without an output".into())),
-        };
-        let buffers =
-            attention::Buffers { step_meta: &self.meta, q: &scratch.q, k_cache, v_cache, out, params: &params };
-        Ok(Attention::new(self.gpu, self.class, &shape, &buffers)?)
+        let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
+        // Attention writes one form; i8 from f32 is a kernel of its own.
+        let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
+        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, y };
+        Ok(Attention::new(&mut self.context(), "attention", &shape, window, &buffers)?)
     }
 
     fn quantise_attended(&mut self, scratch: &Scratch) -> Result<Option<Quantise>, LoadError> {
@@ -405,24 +390,16 @@ impl Builder<'_> {
         let sampled = alloc("sampled", size_of::<sample::Sampled>() as u64)?;
         let row_logprobs = alloc("logprobs", logprobs::ROW_BYTES)?;
         let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix))?;
-        let params = self.arena.push(gpu, &sample::Params { vocab, stride: logits_stride })?;
+        let params = sample::Params { vocab, stride: logits_stride };
         let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
-        let meta = self.meta.clone();
-        let logprob_buffers = logprobs::Buffers {
-            step_meta: &meta,
-            logits: &logits_all,
-            sampled: &sampled_all,
-            logprobs: &logprobs_all,
-            params: &params,
-        };
         Ok(Forward {
             embed,
             layers,
             output_norm: self.norm(&weights.output_norm, scratch, &last, RowCount::Logits)?,
             head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
-            penalties: Penalties::new(gpu, self.class, &meta, &logits_all, &params)?,
-            sample: Sample::new(gpu, self.class, &meta, &logits_all, &sampled_all, &params)?,
-            logprobs: Logprobs::new(gpu, self.class, &logprob_buffers)?,
+            penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
+            sample: Sample::new(&mut self.context(), params, &logits_all, &sampled_all)?,
+            logprobs: Logprobs::new(&mut self.context(), params, &logits_all, &sampled_all, &logprobs_all)?,
             logits,
             sampled,
             row_logprobs,

@@ -2,7 +2,8 @@
 
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Recording;
-use kvasir::kernels::attention::{Attention, Buffers, Output, RowKinds, Shape, reference};
+use kvasir::kernels::RowOutput;
+use kvasir::kernels::attention::{Attention, Buffers, RowKinds, Shape, reference};
 use kvasir::kernels::kv_layout::{KvFormat, KvLayout, padded_head_dim};
 use kvasir::kernels::step_meta;
 
@@ -87,36 +88,28 @@ fn world(shape: &Shape, rows: &[Row], block_size: u32, seed: u64) -> World {
     World { batch, layout, q, k, v }
 }
 
-fn words(rig: &Rig, batch: &StepBatch) -> kvasir::gpu::Buffer {
-    let mut words = Vec::new();
-    step_meta::encode(batch, &mut words);
-    rig.upload("step_meta", &words)
+fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, y: RowOutput<'_>) {
+    let meta = rig.step_meta(step_meta::num_words(&world.batch));
+    rig.set_step(&meta, &world.batch);
+    let q = rig.upload("q", &world.q);
+    let k = rig.upload("k_cache", &world.layout.encode(&world.k));
+    let v = rig.upload("v_cache", &world.layout.encode(&world.v));
+    let buffers = Buffers { q: &q.whole(), k_cache: &k.whole(), v_cache: &v.whole(), y };
+    let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, window, &buffers));
+    let mut recording = Recording::new("attention");
+    attention.record(&mut recording, world.batch.num_tokens() as u32, RowKinds::of(&world.batch.row_start));
+    rig.replay(&recording);
 }
 
 /// The kernel's f32 output.
 fn run(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>) -> Vec<f32> {
-    let meta = words(rig, &world.batch);
-    let q = rig.upload("q", &world.q);
-    let k = rig.upload("k_cache", &world.layout.encode(&world.k));
-    let v = rig.upload("v_cache", &world.layout.encode(&world.v));
     let out = rig.filled("out", world.batch.num_tokens() * shape.out_stride() as usize, 7e7);
-    let buffers = Buffers {
-        step_meta: &meta.whole(),
-        q: &q.whole(),
-        k_cache: &k.whole(),
-        v_cache: &v.whole(),
-        out: Output::F32(&out.whole()),
-        params: &rig.params(&shape.params(window)),
-    };
-    let attention = Attention::new(&rig.gpu, rig.class, shape, &buffers).unwrap();
-    let mut recording = Recording::new("attention");
-    attention.record(&mut recording, world.batch.num_tokens() as u32, RowKinds::of(&world.batch.row_start));
-    rig.replay(&recording);
+    launch(rig, shape, world, window, RowOutput::F32(&out.whole()));
     rig.read(&out)
 }
 
 fn shape(num_heads: u32, num_kv_heads: u32, head_dim: u32, kv: KvFormat) -> Shape {
-    Shape { num_heads, num_kv_heads, head_dim, kv, quantise: false }
+    Shape { num_heads, num_kv_heads, head_dim, kv }
 }
 
 /// Prompts, chunks and single tokens, with contexts on and around the edges of tiles, pages and ranges.
@@ -243,30 +236,11 @@ fn quantised_output_is_the_f32_output_in_groups_of_32() {
             if !plain.can_quantise(rig.class) {
                 continue;
             }
-            let quantised = Shape { quantise: true, ..plain };
             let world = world(&plain, &RAGGED, 16, 1);
             let want = run(rig, &plain, &world, None);
-
-            let meta = words(rig, &world.batch);
-            let q = rig.upload("q", &world.q);
-            let k = rig.upload("k_cache", &world.layout.encode(&world.k));
-            let v = rig.upload("v_cache", &world.layout.encode(&world.v));
-            let num = world.batch.num_tokens() * plain.out_stride() as usize;
-            let out_q = rig.filled("out_q", num / 4, 0.0);
-            let out_s = rig.filled("out_s", num / 16, 7e7);
-            let buffers = Buffers {
-                step_meta: &meta.whole(),
-                q: &q.whole(),
-                k_cache: &k.whole(),
-                v_cache: &v.whole(),
-                out: Output::I8 { q: &out_q.whole(), s: &out_s.whole() },
-                params: &rig.params(&plain.params(None)),
-            };
-            let attention = Attention::new(&rig.gpu, rig.class, &quantised, &buffers).unwrap();
-            let mut recording = Recording::new("attention");
-            attention.record(&mut recording, world.batch.num_tokens() as u32, RowKinds::of(&world.batch.row_start));
-            rig.replay(&recording);
-            let (got_q, got_s): (Vec<i8>, Vec<[f32; 2]>) = (rig.read(&out_q), rig.read(&out_s));
+            let (output, q, scales) = rig.quantised_rows(world.batch.num_tokens(), plain.out_stride() as usize);
+            launch(rig, &plain, &world, None, RowOutput::I8(&output));
+            let (got_q, got_s): (Vec<i8>, Vec<[f32; 2]>) = (rig.read(&q), rig.read(&scales));
             for (i, group) in want.chunks(32).enumerate() {
                 let largest = group.iter().fold(0f32, |m, x| m.max(x.abs()));
                 let [scale, scaled_sum] = got_s[i];
@@ -287,20 +261,14 @@ fn zeroed_metadata_writes_nothing() {
     for rig in rigs() {
         let shape = shape(2, 1, 32, KvFormat::F16);
         let world = world(&shape, &[row(0, 3, 2)], 16, 1);
-        let empty = World { batch: StepBatch::default(), ..world };
-        let meta = rig.upload("step_meta", &[0u32; 64]);
+        let meta = rig.step_meta(64);
         let out = rig.filled("out", 2 * shape.out_stride() as usize, 7.0);
-        let (q, k) = (rig.upload("q", &empty.q), rig.upload("k_cache", &empty.layout.encode(&empty.k)));
-        let v = rig.upload("v_cache", &empty.layout.encode(&empty.v));
-        let buffers = Buffers {
-            step_meta: &meta.whole(),
-            q: &q.whole(),
-            k_cache: &k.whole(),
-            v_cache: &v.whole(),
-            out: Output::F32(&out.whole()),
-            params: &rig.params(&shape.params(None)),
-        };
-        let attention = Attention::new(&rig.gpu, rig.class, &shape, &buffers).unwrap();
+        let q = rig.upload("q", &world.q);
+        let k = rig.upload("k_cache", &world.layout.encode(&world.k));
+        let v = rig.upload("v_cache", &world.layout.encode(&world.v));
+        let y = out.whole();
+        let buffers = Buffers { q: &q.whole(), k_cache: &k.whole(), v_cache: &v.whole(), y: RowOutput::F32(&y) };
+        let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", &shape, None, &buffers));
         let mut recording = Recording::new("attention");
         attention.record(&mut recording, 2, RowKinds { single: true, several: true });
         rig.replay(&recording);

@@ -140,3 +140,16 @@ fn unknown_adapters_are_refused_with_the_names_that_exist() {
     let first = &Gpu::adapters()[0];
     assert!(error.to_string().contains(&first.name), "{error}");
 }
+
+#[test]
+fn subgroups_are_used_only_where_a_probe_saw_them() {
+    // Whatever the driver reports (see LP_NATIVE_VECTOR_WIDTH of lavapipe), what is left is true.
+    for rig in rigs() {
+        let Some(size) = rig.gpu.caps().subgroup_size else { continue };
+        let kernel = rig.kernel("subgroup_probe", &Defines::new().flag("SUBGROUP").set("SG", i64::from(size)));
+        let seen = rig.upload("seen", &vec![0u32; 8 * size as usize]);
+        rig.run(&kernel, &[("seen", &seen.whole())], 2);
+        let words: Vec<[u32; 4]> = rig.read(&seen);
+        assert!(words.iter().all(|w| w[2] == size && w[3] == size - 1), "{}: {words:?}", rig.name);
+    }
+}

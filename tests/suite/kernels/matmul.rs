@@ -1,7 +1,10 @@
 //! Products of every weight type against a plain f64 sum, and the same bits whatever the number of tokens.
 
+use std::time::Duration;
+
 use kvasir::gpu::{GpuError, Recording};
-use kvasir::kernels::matmul::{Matmul, Output, reference};
+use kvasir::kernels::matmul::{Matmul, Output, Precision, reference};
+use kvasir::kernels::measure::{self, Shape};
 use kvasir::kernels::pack::Format;
 use kvasir::kernels::{Activations, PackedMatrix, RowCount, quantise, stride};
 use kvasir::model::dtype::DType;
@@ -218,4 +221,12 @@ fn a_step_without_tokens_writes_nothing() {
         rig.replay(&recording);
         assert!(rig.read::<f32>(&y).iter().all(|v| *v == POISON), "{}", rig.name);
     }
+}
+
+#[test]
+fn measuring_a_product_gives_a_time() {
+    let Some(rig) = rigs().first() else { return };
+    let shape = Shape { dtype: DType::Q4_1, precision: Precision::I8, m: 4, n: 576, k: 576 };
+    let measured = measure::product(&rig.gpu, shape, Duration::from_millis(100)).unwrap();
+    assert!(measured.us > 0.0 && measured.gflops.is_finite(), "{measured:?}");
 }

@@ -48,9 +48,8 @@ fn run(
     qkv: &[f32],
     gains: &[f32],
 ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-    let mut words = Vec::new();
-    step_meta::encode(batch, &mut words);
-    let meta = rig.upload("step_meta", &words);
+    let meta = rig.step_meta(step_meta::num_words(batch));
+    rig.set_step(&meta, batch);
     let qkv = rig.upload("qkv", qkv);
     let rope = rig.upload("rope", &table(shape.rotary_dim));
     let gains = rig.upload("gains", gains);
@@ -59,16 +58,14 @@ fn run(
     let (k, v) = (rig.upload("k_cache", &sevens), rig.upload("v_cache", &sevens));
     let gains = gains.whole();
     let buffers = Buffers {
-        step_meta: &meta.whole(),
         qkv: &qkv.whole(),
         rope: &rope.whole(),
         gains: shape.qk_norm.then_some(&gains),
         q: &q.whole(),
         k_cache: &k.whole(),
         v_cache: &v.whole(),
-        params: &rig.params(&shape.params(RMS_EPS)),
     };
-    let kernel = RopeKvWrite::new(&rig.gpu, rig.class, shape, &buffers).unwrap();
+    let kernel = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", shape, RMS_EPS, &buffers));
     let mut recording = Recording::new("rope");
     kernel.record(&mut recording, batch.num_tokens() as u32);
     rig.replay(&recording);

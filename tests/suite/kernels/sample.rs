@@ -62,9 +62,9 @@ struct Outcome {
 /// Rows are padded with values that would win if anyone looked at them.
 fn run(rig: &Rig, rows: &[Row], stride: u32) -> Outcome {
     let vocab = rows[0].logits.len();
-    let mut words = Vec::new();
-    step_meta::encode(&batch(rows), &mut words);
-    let meta = rig.upload("step_meta", &words);
+    let batch = batch(rows);
+    let meta = rig.step_meta(step_meta::num_words(&batch));
+    rig.set_step(&meta, &batch);
     let mut padded = vec![9e9f32; rows.len() * stride as usize];
     for (to, row) in padded.chunks_mut(stride as usize).zip(rows) {
         to[..vocab].copy_from_slice(&row.logits);
@@ -72,18 +72,12 @@ fn run(rig: &Rig, rows: &[Row], stride: u32) -> Outcome {
     let logits = rig.upload("logits", &padded);
     let sampled = rig.upload("sampled", &vec![[77u32, 77]; rows.len()]);
     let top: Buffer = rig.upload("logprobs", &vec![0u8; rows.len() * logprobs::ROW_BYTES as usize]);
-    let params = rig.params(&Params { vocab: vocab as u32, stride });
-    let (meta, logits_all, sampled_all) = (meta.whole(), logits.whole(), sampled.whole());
-    let penalties = Penalties::new(&rig.gpu, rig.class, &meta, &logits_all, &params).unwrap();
-    let sample = Sample::new(&rig.gpu, rig.class, &meta, &logits_all, &sampled_all, &params).unwrap();
-    let buffers = logprobs::Buffers {
-        step_meta: &meta,
-        logits: &logits_all,
-        sampled: &sampled_all,
-        logprobs: &top.whole(),
-        params: &params,
-    };
-    let probabilities = Logprobs::new(&rig.gpu, rig.class, &buffers).unwrap();
+    let params = Params { vocab: vocab as u32, stride };
+    let (logits_all, sampled_all) = (logits.whole(), sampled.whole());
+    let penalties = rig.build(&meta, false, |ctx| Penalties::new(ctx, params, &logits_all));
+    let sample = rig.build(&meta, false, |ctx| Sample::new(ctx, params, &logits_all, &sampled_all));
+    let probabilities =
+        rig.build(&meta, false, |ctx| Logprobs::new(ctx, params, &logits_all, &sampled_all, &top.whole()));
     let mut recording = Recording::new("sampling");
     penalties.record(&mut recording, rows.len() as u32);
     sample.record(&mut recording, rows.len() as u32);

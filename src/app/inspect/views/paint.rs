@@ -50,7 +50,12 @@ pub fn small_font() -> FontId {
 /// A quiet button that belongs to a header.
 pub fn quiet_button(ui: &mut Ui, text: &str, hint: &str) -> Response {
     let button = egui::Button::new(RichText::new(text).size(font_size::SMALL)).min_size(vec2(24.0, 22.0));
-    ui.add(button).on_hover_text(hint)
+    let response = ui.add(button);
+    // A sign alone is no name.
+    if !text.chars().any(char::is_alphabetic) {
+        response.widget_info(|| WidgetInfo::labeled(Role::Button, true, hint));
+    }
+    response.on_hover_text(hint)
 }
 
 /// A quiet button that stays pressed.

@@ -28,7 +28,7 @@ struct Server {
 const CONFIG: &[u8] = b"{}";
 
 fn weights() -> Vec<u8> {
-    (0..300_000u32).map(|i| (i * 2_654_435_761 >> 13) as u8).collect()
+    (0..300_000u32).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect()
 }
 
 impl Server {
