@@ -452,3 +452,90 @@ fn a_frame_costs_little_whatever_the_pool() {
         assert!(least_us < 8_000, "{num_blocks} blocks: {least_us} us");
     }
 }
+
+// ---- on the real engine --------------------------------------------------------------------------------------------
+
+/// The map equals the engine's own description of the same moment.
+fn check_against(map: &BlockMap, snapshot: &kvasir::telemetry::EngineSnapshot) {
+    for (i, (cell, info)) in map.cells().iter().zip(&snapshot.blocks).enumerate() {
+        assert_eq!((cell.state, cell.refs), (info.state, info.refs), "block {i} at step {}", map.step);
+    }
+    for request in &snapshot.requests {
+        let table = map.tables().get(&request.id).cloned().unwrap_or_default();
+        assert_eq!(table, request.blocks, "table of request {} at step {}", request.id, map.step);
+    }
+    assert_eq!(*map.counts(), map.recount());
+}
+
+#[test]
+fn the_map_follows_the_real_engine_over_preemption_and_abort() {
+    use kvasir::protocol::{GenerateRequest, OwnerTag, SamplingParams, StopRules};
+    let fake = kvasir::engine::options::FakeOptions { num_blocks: 41, ..super::slow(1) };
+    let engine = kvasir::engine::EngineHandle::start_fake(fake);
+    let request = |owner: u64| GenerateRequest {
+        owner: OwnerTag { id: owner, label: format!("owner {owner}") },
+        prompt: (0..70).map(|i| if i < 40 { i + 1 } else { 1 + (i * owner as u32) % 60 }).collect(),
+        sampling: SamplingParams::greedy(),
+        stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(90) },
+        cache_salt: 0,
+    };
+    let mut runs: Vec<_> = (1..=6).map(|owner| engine.submit(request(owner)).expect("it is accepted")).collect();
+    let mut model = InspectModel::default();
+    let (start, mut num_compared) = (std::time::Instant::now(), 0);
+    loop {
+        model.ingest(&engine.telemetry(), &OwnerPalette::default());
+        let snapshot = model.snapshot();
+        if let Some(map) = model.map().filter(|m| m.step == snapshot.step && !snapshot.blocks.is_empty()) {
+            check_against(map, snapshot);
+            num_compared += 1;
+        }
+        if runs.len() == 6 && model.step() > Some(30) {
+            runs.remove(2);
+        }
+        let is_over = runs.len() == 5 && model.rows().iter().filter(|r| r.output_tokens == 90).count() == 5;
+        if is_over && model.is_engine_idle() {
+            break;
+        }
+        assert!(start.elapsed().as_secs() < 60, "{:?}", model.rows());
+        std::thread::sleep(std::time::Duration::from_millis(3));
+    }
+    assert!(num_compared >= 3, "compared {num_compared} times");
+    let preempted: u64 = model.history().range(0, usize::MAX).map(|e| e.record.preempted.len() as u64).sum();
+    assert!(preempted > 0, "the pool is small enough to preempt");
+    assert_eq!(model.history().num_not_shown(), 0);
+    for step in [10, 40, 80] {
+        model.apply(InspectCommand::GoToStep(step));
+        let map = model.map().expect("every step was recorded");
+        assert_eq!(*map.counts(), map.recount());
+        assert_eq!(map.counts().used(), model.entry().unwrap().record.kv.used, "step {step}");
+    }
+}
+
+#[test]
+fn zz_look() {
+    let dir = tempfile::tempdir().unwrap();
+    for (size, n) in [([1440.0, 900.0], "a"), ([960.0, 600.0], "b")] {
+        let fake = kvasir::engine::options::FakeOptions {
+            num_blocks: 257,
+            step_delay: std::time::Duration::from_millis(12),
+            ..kvasir::engine::options::FakeOptions::small()
+        };
+        let mut app = super::harness(
+            super::options(kvasir::engine::EngineHandle::start_fake(fake), &dir.path().join(n)),
+            size,
+            kvasir::app::DemoOutcome::default(),
+        );
+        super::send(&mut app, kvasir::app::command::UiCommand::RunDemo);
+        for _ in 0..60 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            app.step();
+        }
+        app.render().unwrap().save(format!("/tmp/insp/app-chat-{n}.png")).unwrap();
+        super::send(&mut app, kvasir::app::command::UiCommand::ShowWorkspace(kvasir::app::state::Workspace::Inspect));
+        for _ in 0..20 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            app.step();
+        }
+        app.render().unwrap().save(format!("/tmp/insp/app-inspect-{n}.png")).unwrap();
+    }
+}

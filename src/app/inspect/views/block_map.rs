@@ -265,7 +265,7 @@ fn paint_label(painter: &Painter, scene: &Scene<'_>, inks: &mut Inks<'_>, cell_i
     let level = scene.grid.level.cell as f32;
     let digits = if block.0 >= 1_000 { 0.36 } else { 0.42 };
     let font = FontId::proportional((level * digits).clamp(7.5, 12.0));
-    if level >= 26.0 && cell.refs >= 2 {
+    if level >= 32.0 && cell.refs >= 2 {
         painter.text(rect.left_top() + vec2(2.0, 1.0), Align2::LEFT_TOP, block.0, font.clone(), color);
         let refs = format!("×{}", cell.refs);
         painter.text(rect.right_bottom() - vec2(2.0, 1.0), Align2::RIGHT_BOTTOM, refs, font, color);

@@ -195,14 +195,7 @@ fn step_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<
     ui.label(small(used, theme.text_weak));
     for row in &record.rows {
         let owner = model.owner_of(row.request);
-        let response = ui
-            .horizontal(|ui| {
-                owner_dot(ui, theme.owner_color(owner.hue));
-                let text = format!("{} · {}", owner.label, words::row_words(row));
-                ui.add(egui::Label::new(RichText::new(text).color(theme.text)).truncate().sense(Sense::click()))
-            })
-            .inner;
-        if response.clicked() {
+        if batch_row_ui(ui, theme, &owner.label, theme.owner_color(owner.hue), &words::row_words(row)).clicked() {
             commands.push(InspectCommand::Select(Selection::Request(row.request)));
         }
     }
@@ -210,6 +203,20 @@ fn step_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<
         ui.label(small(line, theme.text_weak));
     }
     ui.label(small(blocks_words(record), theme.text_weak));
+}
+
+/// Who and what: the name gives way where both do not fit.
+fn batch_row_ui(ui: &mut Ui, theme: &Theme, label: &str, color: egui::Color32, what: &str) -> egui::Response {
+    ui.horizontal(|ui| {
+        owner_dot(ui, color);
+        ui.with_layout(egui::Layout::right_to_left(egui::Align::Center), |ui| {
+            ui.label(small(what, theme.text_weak));
+            let name = egui::Label::new(RichText::new(label).color(theme.text)).truncate().sense(Sense::click());
+            ui.with_layout(egui::Layout::left_to_right(egui::Align::Center), |ui| ui.add(name)).inner
+        })
+        .inner
+    })
+    .inner
 }
 
 /// "Blocks: 2 taken, 0 given back, 1 evicted"

@@ -14,7 +14,7 @@ use crate::telemetry::{RowKind, StepRecord};
 use egui::{Align2, CornerRadius, CursorIcon, Rect, Sense, Shape, Stroke, StrokeKind, Ui, pos2, vec2};
 
 /// Left of the plot: labels of lanes and of the axis.
-pub const GUTTER: f32 = 120.0;
+pub const GUTTER: f32 = 140.0;
 const OVERVIEW: f32 = 22.0;
 const GAP: f32 = 6.0;
 /// Widths of a step's column that zoom goes through, in points.
