@@ -3,7 +3,7 @@
 use super::actions::{messages, panes};
 use super::chat::{ChatId, RunSettings, RunStatus};
 use super::logic::AppCore;
-use super::state::{AppState, DockTab, Phase, Workspace};
+use super::state::{AppState, DockTab, Workspace};
 use crate::engine::handle::EngineStatus;
 
 /// Long enough to fill some KV blocks, so that sharing them shows.
@@ -40,27 +40,7 @@ pub fn start_chats(core: &mut AppCore, max_tokens: u32) {
     core.state.workspace = Workspace::Chat;
     core.state.dock_tab = DockTab::Live;
     panes::remember(core);
-    let mut asked = chats.into_iter().zip(QUESTIONS);
-    if let Some((first, question)) = asked.next() {
-        messages::send_text(core, first, question);
-        core.demo_rest = Some(Rest { first, questions: asked.collect() });
-    }
-}
-
-/// Questions that wait until the first chat has read the system prompt, so that the others find its blocks in the cache.
-pub struct Rest {
-    first: ChatId,
-    questions: Vec<(ChatId, &'static str)>,
-}
-
-/// Asks the other questions as soon as the first answer is being written, or has ended.
-pub(super) fn ask_the_rest(core: &mut AppCore) {
-    let Some(rest) = &core.demo_rest else { return };
-    let is_reading = core.state.run_of(rest.first).is_some_and(|(_, run)| run.phase != Phase::Writing);
-    if is_reading {
-        return;
-    }
-    for (chat, question) in core.demo_rest.take().map(|r| r.questions).unwrap_or_default() {
+    for (chat, question) in chats.into_iter().zip(QUESTIONS) {
         messages::send_text(core, chat, question);
     }
 }
@@ -108,7 +88,6 @@ impl Demo {
             return Some(Err(format!("the demo did not end within {TIMEOUT_S} seconds")));
         }
         match &self.started {
-            Some(_) if core.demo_rest.is_some() => None,
             Some(started) => outcome_of(&core.state, &started.chats),
             None => match &core.state.engine {
                 EngineStatus::Ready(_) => {

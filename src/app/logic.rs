@@ -52,7 +52,6 @@ pub struct AppCore {
     pub(super) hue_order: VecDeque<ChatId>,
     /// What is being loaded, as the settings will name it once it is there.
     pub(super) pending_model: Option<String>,
-    pub(super) demo_rest: Option<super::demo::Rest>,
     live: BTreeMap<MessageId, LiveRun>,
     counts_under_way: BTreeMap<ChatId, u64>,
     last_id: u64,
@@ -113,7 +112,6 @@ impl AppCore {
             settings,
             hue_order: VecDeque::new(),
             pending_model: None,
-            demo_rest: None,
             live: BTreeMap::new(),
             counts_under_way: BTreeMap::new(),
             last_id,
@@ -201,7 +199,6 @@ impl AppCore {
             self.take_prompt(done);
         }
         self.poll_runs();
-        super::demo::ask_the_rest(self);
         self.state.snapshot = self.engine.telemetry().snapshot();
         self.state.store_health = self.store.health();
         models::poll(self);

@@ -470,7 +470,7 @@ fn check_against(map: &BlockMap, snapshot: &kvasir::telemetry::EngineSnapshot) {
 #[test]
 fn the_map_follows_the_real_engine_over_preemption_and_abort() {
     use kvasir::protocol::{GenerateRequest, OwnerTag, SamplingParams, StopRules};
-    let fake = kvasir::engine::options::FakeOptions { num_blocks: 41, ..super::slow(1) };
+    let fake = kvasir::engine::options::FakeOptions { num_blocks: 33, ..super::slow(1) };
     let engine = kvasir::engine::EngineHandle::start_fake(fake);
     let request = |owner: u64| GenerateRequest {
         owner: OwnerTag { id: owner, label: format!("owner {owner}") },
