@@ -1,6 +1,8 @@
 //! A step as flat arrays: what the executor reads. Pure data, reused from step to step.
 
-use crate::ids::TokenId;
+use crate::ids::{BlockId, SeqSlot, TokenId};
+use crate::protocol::SamplingParams;
+use crate::scheduler::{Scheduler, StepPlan, TokenCount};
 
 /// The rows of one step, flattened. Row r owns tokens `row_start[r]..row_start[r + 1]`, at consecutive positions.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -120,5 +122,285 @@ impl StepBatch {
         sampling.clear();
         penalties.clear();
         biases.clear();
+    }
+}
+
+/// One row to be appended to a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchRow<'a> {
+    pub slot: SeqSlot,
+    /// Position of the first of `tokens`.
+    pub first_position: u32,
+    /// The row's input, at consecutive positions.
+    pub tokens: &'a [TokenId],
+    /// Physical blocks in logical order, covering every position of the row.
+    pub blocks: &'a [BlockId],
+    pub logits: RowLogits<'a>,
+}
+
+/// Which of a row's positions go through the head.
+#[derive(Clone, Copy, Debug)]
+pub enum RowLogits<'a> {
+    None,
+    /// The last position; a token is drawn from it.
+    Last(LogitRow<'a>),
+    /// Every position, with neutral sampling: for reading logits.
+    All,
+}
+
+/// How one logit row becomes a token.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitRow<'a> {
+    /// Its `position` is filled in by [`StepBatch::push_row`].
+    pub sampling: RowSampling,
+    /// The tokens that penalties look at, each once.
+    pub counts: &'a [TokenCount],
+    /// Bias entries, each token once.
+    pub biases: &'a [(TokenId, f32)],
+}
+
+impl RowSampling {
+    /// Resolved from a request's parameters and its seed.
+    pub fn new(params: &SamplingParams, seed: u64) -> Self {
+        RowSampling {
+            temperature: params.temperature,
+            top_k: params.top_k,
+            top_p: params.top_p,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            seed,
+            position: 0,
+            logprobs: params.logprobs,
+        }
+    }
+}
+
+impl StepBatch {
+    /// The plan as flat arrays, in place of what `self` held. Tokens, tables and sampling come from the scheduler that
+    /// made the plan, while the plan's step is in flight.
+    pub fn build(&mut self, plan: &StepPlan, scheduler: &Scheduler) {
+        self.begin(plan.step, scheduler.kv().block_size());
+        for row in &plan.rows {
+            let seq = scheduler.get(row.request).expect("a planned row is live until its step is over");
+            let logits = match row.wants_logits {
+                true => RowLogits::Last(LogitRow {
+                    sampling: RowSampling::new(seq.sampling(), seq.seed()),
+                    counts: seq.token_counts(),
+                    biases: seq.biases(),
+                }),
+                false => RowLogits::None,
+            };
+            self.push_row(BatchRow {
+                slot: row.slot,
+                first_position: row.from,
+                tokens: &seq.tokens()[row.from as usize..row.to() as usize],
+                blocks: seq.table().ids(),
+                logits,
+            });
+        }
+    }
+
+    /// Empties the batch for a step, to be filled with [`StepBatch::push_row`].
+    pub fn begin(&mut self, step: u64, block_size: u32) {
+        assert!(block_size >= 1, "a block holds at least one token");
+        self.clear();
+        self.step = step;
+        self.block_size = block_size;
+        for starts in [&mut self.row_start, &mut self.block_table_start, &mut self.penalty_start, &mut self.bias_start]
+        {
+            starts.push(0);
+        }
+    }
+
+    /// Appends a row. The block table is cut to what the row can read: its last position's block.
+    pub fn push_row(&mut self, row: BatchRow<'_>) {
+        assert!(!row.tokens.is_empty(), "a row computes at least one token");
+        let row_idx = self.num_rows() as u32;
+        let first_token = self.num_tokens() as u32;
+        let end = row.first_position + row.tokens.len() as u32;
+        let num_blocks = end.div_ceil(self.block_size) as usize;
+        assert!(num_blocks <= row.blocks.len(), "the block table ends before position {end}");
+        self.input_ids.extend_from_slice(row.tokens);
+        for position in row.first_position..end {
+            let block = row.blocks[(position / self.block_size) as usize];
+            self.positions.push(position);
+            self.kv_slots.push(block.0 * self.block_size + position % self.block_size);
+            self.row_of_token.push(row_idx);
+        }
+        self.row_start.push(self.input_ids.len() as u32);
+        self.slot_of_row.push(row.slot.0);
+        self.block_tables.extend(row.blocks[..num_blocks].iter().map(|id| id.0));
+        self.block_table_start.push(self.block_tables.len() as u32);
+        match row.logits {
+            RowLogits::None => {}
+            RowLogits::Last(logits) => self.push_logits(self.num_tokens() as u32 - 1, &logits),
+            RowLogits::All => {
+                let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
+                for token in first_token..self.num_tokens() as u32 {
+                    self.push_logits(token, &LogitRow { sampling, counts: &[], biases: &[] });
+                }
+            }
+        }
+    }
+
+    fn push_logits(&mut self, token: u32, logits: &LogitRow<'_>) {
+        self.logit_tokens.push(token);
+        self.sampling.push(RowSampling { position: self.positions[token as usize] + 1, ..logits.sampling });
+        let penalties = logits.counts.iter();
+        self.penalties.extend(penalties.map(|c| TokenPenalty { token: c.token, output_count: c.output_count }));
+        self.penalty_start.push(self.penalties.len() as u32);
+        self.biases.extend_from_slice(logits.biases);
+        self.bias_start.push(self.biases.len() as u32);
+    }
+
+    /// Checks the shape of the arrays and that every id is in range; the text names the array at fault.
+    pub fn check(&self, num_blocks: u32, vocab_size: u32) -> Result<(), String> {
+        let (tokens, rows, logits) = (self.num_tokens(), self.num_rows(), self.num_logits());
+        let lengths = [
+            ("positions", self.positions.len(), tokens),
+            ("kv_slots", self.kv_slots.len(), tokens),
+            ("row_of_token", self.row_of_token.len(), tokens),
+            ("slot_of_row", self.slot_of_row.len(), rows),
+            ("block_table_start", self.block_table_start.len(), rows + 1),
+            ("sampling", self.sampling.len(), logits),
+            ("penalty_start", self.penalty_start.len(), logits + 1),
+            ("bias_start", self.bias_start.len(), logits + 1),
+        ];
+        for (name, len, expected) in lengths {
+            if len != expected {
+                return Err(format!("{name} has {len} entries, not {expected}"));
+            }
+        }
+        let starts = [
+            ("row_start", &self.row_start, tokens),
+            ("block_table_start", &self.block_table_start, self.block_tables.len()),
+            ("penalty_start", &self.penalty_start, self.penalties.len()),
+            ("bias_start", &self.bias_start, self.biases.len()),
+        ];
+        for (name, starts, end) in starts {
+            if starts[0] != 0 || !starts.is_sorted() || starts[starts.len() - 1] as usize != end {
+                return Err(format!("{name} does not ascend from 0 to {end}"));
+            }
+        }
+        if let Some(token) = self.input_ids.iter().find(|token| **token >= vocab_size) {
+            return Err(format!("input_ids holds token {token}, the vocabulary has {vocab_size}"));
+        }
+        if let Some(block) = self.block_tables.iter().find(|block| **block >= num_blocks) {
+            return Err(format!("block_tables holds block {block}, the pool has {num_blocks}"));
+        }
+        if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
+            return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
+        }
+        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))
+    }
+
+    fn check_row(&self, row: usize, num_blocks: u32) -> Result<(), String> {
+        let (start, end) = (self.row_start[row] as usize, self.row_start[row + 1] as usize);
+        let table = &self.block_tables[self.block_table_start[row] as usize..self.block_table_start[row + 1] as usize];
+        if start == end {
+            return Err(format!("row {row} is empty"));
+        }
+        for token in start..end {
+            let position = self.positions[token];
+            if position as usize != self.positions[start] as usize + (token - start) {
+                return Err(format!("the positions of row {row} are not consecutive"));
+            }
+            if self.row_of_token[token] as usize != row {
+                return Err(format!("row_of_token does not name row {row} for token {token}"));
+            }
+            if (position / self.block_size) as usize >= table.len() {
+                return Err(format!("the block table of row {row} ends before position {position}"));
+            }
+            let block = self.kv_slots[token] / self.block_size;
+            if block == BlockId::NULL.0 || block >= num_blocks {
+                return Err(format!("row {row} writes block {block}, which is nobody's"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn greedy(counts: &[TokenCount]) -> LogitRow<'_> {
+        LogitRow { sampling: RowSampling::new(&SamplingParams::greedy(), 9), counts, biases: &[(7, 1.0)] }
+    }
+
+    #[test]
+    fn rows_are_flattened_through_their_block_tables() {
+        let mut batch = StepBatch::default();
+        batch.begin(3, 4);
+        let blocks = [5, 2, 9].map(BlockId);
+        let counts = [TokenCount { token: 8, output_count: 2 }];
+        batch.push_row(BatchRow {
+            slot: SeqSlot(6),
+            first_position: 3,
+            tokens: &[10, 11, 12],
+            blocks: &blocks,
+            logits: RowLogits::None,
+        });
+        batch.push_row(BatchRow {
+            slot: SeqSlot(1),
+            first_position: 0,
+            tokens: &[13],
+            blocks: &[BlockId(7)],
+            logits: RowLogits::Last(greedy(&counts)),
+        });
+        assert_eq!(batch.positions, [3, 4, 5, 0]);
+        assert_eq!(batch.kv_slots, [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 7 * 4]);
+        assert_eq!((&batch.row_of_token[..], &batch.row_start[..]), (&[0, 0, 0, 1][..], &[0, 3, 4][..]));
+        assert_eq!(batch.slot_of_row, [6, 1]);
+        assert_eq!((&batch.block_tables[..], &batch.block_table_start[..]), (&[5, 2, 7][..], &[0, 2, 3][..]));
+        assert_eq!((&batch.logit_tokens[..], batch.sampling[0].position, batch.sampling[0].seed), (&[3][..], 1, 9));
+        assert_eq!(batch.penalties, [TokenPenalty { token: 8, output_count: 2 }]);
+        assert_eq!((&batch.penalty_start[..], &batch.bias_start[..]), (&[0, 1][..], &[0, 1][..]));
+        assert_eq!(batch.check(10, 14), Ok(()));
+        assert!(batch.check(9, 14).is_ok_and(|()| true), "block 9 is cut off: the row does not reach it");
+        assert!(batch.check(7, 14).is_err_and(|e| e.contains("block 7")));
+        assert!(batch.check(10, 13).is_err_and(|e| e.contains("token 13")));
+    }
+
+    #[test]
+    fn all_positions_can_ask_for_logits() {
+        let mut batch = StepBatch::default();
+        batch.begin(0, 2);
+        batch.push_row(BatchRow {
+            slot: SeqSlot(0),
+            first_position: 1,
+            tokens: &[1, 2],
+            blocks: &[BlockId(1), BlockId(2)],
+            logits: RowLogits::All,
+        });
+        assert_eq!(batch.logit_tokens, [0, 1]);
+        assert_eq!(batch.sampling.iter().map(|s| s.position).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(batch.check(3, 3), Ok(()));
+    }
+
+    #[test]
+    fn a_damaged_batch_is_named() {
+        let mut batch = StepBatch::default();
+        batch.begin(0, 2);
+        batch.push_row(BatchRow {
+            slot: SeqSlot(0),
+            first_position: 0,
+            tokens: &[1, 2],
+            blocks: &[BlockId(1)],
+            logits: RowLogits::None,
+        });
+        let check = |damage: fn(&mut StepBatch), expected: &str| {
+            let mut damaged = batch.clone();
+            damage(&mut damaged);
+            let error = damaged.check(3, 3).expect_err(expected);
+            assert!(error.contains(expected), "{error}");
+        };
+        check(|b| b.kv_slots[0] = 0, "nobody's");
+        check(|b| b.positions[1] = 3, "consecutive");
+        check(|b| b.row_of_token[1] = 1, "row_of_token");
+        check(|b| b.row_start[1] = 1, "row_start");
+        check(|b| b.slot_of_row.clear(), "slot_of_row");
     }
 }

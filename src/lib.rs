@@ -20,5 +20,6 @@ pub mod model;
 pub mod protocol;
 pub mod sampling;
 pub mod scheduler;
+pub mod sim;
 pub mod telemetry;
 pub mod tokenizer;

@@ -1,1 +1,219 @@
 //! Bytes needed for weights, KV pool and workspace: one pure function for loading, estimates and the app.
+//!
+//! Guarantees: no arithmetic here overflows (it saturates), and the same numbers come out wherever it is called. It knows
+//! no adapter: the caller passes what its weights take as stored there. It does not attempt what drivers add on top.
+
+use crate::model::dtype::DType;
+use crate::model::spec::{ModelSpec, WeightRole};
+use serde::Serialize;
+
+/// How the KV pool is sized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSize {
+    /// This many blocks, the null block included.
+    Blocks(u32),
+    /// What is left of this many bytes after weights and workspace.
+    Budget { total_bytes: u64 },
+}
+
+/// What the engine will be run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryConfig {
+    pub kv: KvSize,
+    /// Tokens in a block.
+    pub block_size: u32,
+    pub max_tokens_per_step: u32,
+    pub max_num_seqs: u32,
+    /// Rows of logits that are alive at once.
+    pub max_logits: u32,
+    /// Longest context that a request may use; bounds the rope table and the pool.
+    pub max_model_len: u32,
+    /// 2 for f16, 4 for f32 (`--precise`).
+    pub kv_bytes_per_element: u32,
+}
+
+/// Bytes by purpose. All of them lie on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    pub weights_bytes: u64,
+    /// K and V of one token over all layers.
+    pub kv_bytes_per_token: u64,
+    /// Blocks of the pool, the null block included.
+    pub num_blocks: u32,
+    pub kv_bytes: u64,
+    /// Activations, attention partials, logits and the rope table.
+    pub workspace_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// Fewest blocks that an engine runs with: the null block and one to write to.
+pub const MIN_BLOCKS: u32 = 2;
+/// Keys in one attention partial: partials always cover the same absolute ranges of this length.
+const PARTIAL_KEYS: u64 = 256;
+
+/// The plan for a model whose weights take `weights_bytes` as stored on the device.
+pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> MemoryPlan {
+    let kv_bytes_per_token = kv_bytes_per_token(spec, config.kv_bytes_per_element);
+    let workspace_bytes = workspace_bytes(spec, config);
+    let num_blocks = match config.kv {
+        KvSize::Blocks(blocks) => blocks,
+        KvSize::Budget { total_bytes } => {
+            let left = total_bytes.saturating_sub(weights_bytes).saturating_sub(workspace_bytes);
+            default_num_blocks(spec, config, left)
+        }
+    };
+    let kv_bytes = kv_bytes_per_token.saturating_mul(u64::from(config.block_size)).saturating_mul(num_blocks.into());
+    MemoryPlan {
+        weights_bytes,
+        kv_bytes_per_token,
+        num_blocks,
+        kv_bytes,
+        workspace_bytes,
+        total_bytes: weights_bytes.saturating_add(kv_bytes).saturating_add(workspace_bytes),
+    }
+}
+
+/// Blocks for a pool of at most `kv_budget_bytes`, the null block included: never more than all sequences can fill at
+/// the longest context, never fewer than [`MIN_BLOCKS`].
+pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_bytes: u64) -> u32 {
+    let block_size = u64::from(config.block_size.max(1));
+    let per_block = kv_bytes_per_token(spec, config.kv_bytes_per_element).saturating_mul(block_size).max(1);
+    let blocks_of_context = u64::from(config.max_model_len.min(spec.max_position)).div_ceil(block_size);
+    let useful = blocks_of_context.saturating_mul(config.max_num_seqs.into()).saturating_add(1);
+    let blocks = (kv_budget_bytes / per_block).min(useful);
+    u32::try_from(blocks).unwrap_or(u32::MAX).max(MIN_BLOCKS)
+}
+
+/// Longest context that one request can use in a pool of `num_blocks` blocks.
+pub fn max_context(spec: &ModelSpec, num_blocks: u32, block_size: u32) -> u32 {
+    num_blocks.saturating_sub(1).saturating_mul(block_size).min(spec.max_position)
+}
+
+/// K and V of one token over all layers.
+pub fn kv_bytes_per_token(spec: &ModelSpec, bytes_per_element: u32) -> u64 {
+    let elements = 2 * u64::from(spec.num_layers) * u64::from(spec.num_kv_heads) * u64::from(spec.head_dim);
+    elements.saturating_mul(bytes_per_element.into())
+}
+
+/// Bytes of all weights in the storage that `dtype_of` names, each tensor padded to `padding` bytes. With the checkpoint's
+/// own types this is what a loader that keeps blocks as they are allocates.
+pub fn weights_bytes(spec: &ModelSpec, padding: u64, dtype_of: impl Fn(WeightRole) -> DType) -> u64 {
+    let bytes_of = |role: WeightRole| -> u64 {
+        let elements = role.shape(spec).map_or(0, |shape| shape.iter().fold(1u64, |n, &d| n.saturating_mul(d)));
+        let bytes = dtype_of(role).bytes(elements).unwrap_or(u64::MAX);
+        bytes.checked_next_multiple_of(padding.max(1)).unwrap_or(u64::MAX)
+    };
+    spec.roles().fold(0u64, |sum, role| sum.saturating_add(bytes_of(role)))
+}
+
+/// Per token of a step: residual, normed input, Q, K, V, attention output, gate, up and their product in f32. Per
+/// sequence: one partial (numerators, maximum, sum) for each head and range of keys. Logits and the rope table in f32.
+fn workspace_bytes(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
+    let (hidden, ffn) = (u64::from(spec.hidden_size), u64::from(spec.intermediate_size));
+    let (heads, head_dim) = (u64::from(spec.num_heads), u64::from(spec.head_dim));
+    let context = u64::from(config.max_model_len.min(spec.max_position));
+    let per_token = 3 * hidden + 2 * heads * head_dim + 2 * u64::from(spec.num_kv_heads) * head_dim + 3 * ffn;
+    let partials = heads * (head_dim + 2) * context.div_ceil(PARTIAL_KEYS);
+    let rope = context.saturating_mul(spec.rope.rotary_dim.into());
+    let floats = per_token
+        .saturating_mul(config.max_tokens_per_step.into())
+        .saturating_add(partials.saturating_mul(config.max_num_seqs.into()))
+        .saturating_add(u64::from(spec.vocab_size).saturating_mul(config.max_logits.into()))
+        .saturating_add(rope);
+    floats.saturating_mul(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::spec::{RopePairing, RopeScaling, RopeSpec};
+
+    fn spec() -> ModelSpec {
+        ModelSpec {
+            arch: "llama".into(),
+            num_layers: 30,
+            hidden_size: 576,
+            intermediate_size: 1536,
+            num_heads: 9,
+            num_kv_heads: 3,
+            head_dim: 64,
+            vocab_size: 49152,
+            max_position: 8192,
+            rms_eps: 1e-5,
+            rope: RopeSpec {
+                theta: 1e5,
+                rotary_dim: 64,
+                pairing: RopePairing::Interleaved,
+                scaling: RopeScaling::None,
+            },
+            qk_norm: false,
+            q_bias: false,
+            k_bias: false,
+            v_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            windows: vec![None; 30],
+            tie_embeddings: true,
+            bos_token_id: None,
+            eos_token_ids: vec![2],
+        }
+    }
+
+    fn config(kv: KvSize) -> MemoryConfig {
+        MemoryConfig {
+            kv,
+            block_size: 16,
+            max_tokens_per_step: 256,
+            max_num_seqs: 8,
+            max_logits: 8,
+            max_model_len: 8192,
+            kv_bytes_per_element: 2,
+        }
+    }
+
+    #[test]
+    fn kv_of_a_token_is_two_vectors_per_layer_and_kv_head() {
+        let plan = estimate(&spec(), 100_000_000, &config(KvSize::Blocks(129)));
+        assert_eq!(plan.kv_bytes_per_token, 2 * 30 * 3 * 64 * 2);
+        assert_eq!(plan.kv_bytes, plan.kv_bytes_per_token * 16 * 129);
+        assert_eq!(plan.total_bytes, plan.weights_bytes + plan.kv_bytes + plan.workspace_bytes);
+        assert_eq!(max_context(&spec(), 129, 16), 2048);
+    }
+
+    #[test]
+    fn a_budget_is_filled_and_not_exceeded() {
+        let budget = 1 << 28;
+        let plan = estimate(&spec(), 100_000_000, &config(KvSize::Budget { total_bytes: budget }));
+        assert!(plan.total_bytes <= budget, "{plan:?}");
+        assert!(plan.total_bytes + plan.kv_bytes_per_token * 16 > budget, "one more block would not fit: {plan:?}");
+    }
+
+    #[test]
+    fn the_pool_stops_where_more_blocks_could_not_be_used() {
+        assert_eq!(default_num_blocks(&spec(), &config(KvSize::Blocks(0)), u64::MAX), 8 * 512 + 1);
+        assert_eq!(default_num_blocks(&spec(), &config(KvSize::Blocks(0)), 0), MIN_BLOCKS);
+    }
+
+    #[test]
+    fn weights_are_counted_by_role_and_padded() {
+        let spec = spec();
+        let q4 = |role: WeightRole| if role.is_vector() { DType::F32 } else { DType::Q4_1 };
+        let matrices = 49152 * 576 + 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576);
+        let vectors = 61 * 576;
+        assert_eq!(weights_bytes(&spec, 4, q4), matrices / 32 * 20 + vectors * 4);
+    }
+
+    #[test]
+    fn huge_numbers_saturate() {
+        let mut spec = spec();
+        spec.num_layers = u32::MAX;
+        let config = MemoryConfig {
+            max_tokens_per_step: u32::MAX,
+            max_num_seqs: u32::MAX,
+            max_logits: u32::MAX,
+            kv_bytes_per_element: u32::MAX,
+            ..config(KvSize::Blocks(u32::MAX))
+        };
+        assert_eq!(estimate(&spec, u64::MAX, &config).total_bytes, u64::MAX);
+    }
+}

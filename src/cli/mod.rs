@@ -1,1 +1,146 @@
 //! The command line: one file per command.
+//!
+//! Guarantees: data goes to standard output, everything else to standard error; each command returns an [`Exit`] or a
+//! [`CliError`] with what, why and how to mend it, and only `main.rs` ends the process; a closed standard output ends a
+//! command quietly.
+
+mod app;
+mod args;
+mod bench;
+mod chat;
+mod completions;
+mod doctor;
+mod error;
+mod estimate;
+mod eval;
+mod generate;
+mod inspect;
+mod interrupt;
+mod logging;
+mod models;
+mod out;
+mod render;
+mod session;
+mod tokenize;
+
+pub use error::{CliError, CliResult, Exit};
+
+use clap::Parser;
+use std::ffi::OsString;
+
+/// A portable LLM inference engine and the app that shows it at work
+#[derive(Clone, Debug, Parser)]
+#[command(name = "kvasir", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub app: app::AppArgs,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Command {
+    /// The desktop app (also without a command)
+    App(Box<app::AppArgs>),
+    /// Completions of one or several prompts
+    Generate(Box<generate::GenerateArgs>),
+    /// A conversation in the terminal
+    Chat(Box<chat::ChatArgs>),
+    /// Adapters, folders, what is missing and how to mend it
+    Doctor(Box<doctor::DoctorArgs>),
+    /// Models on this machine
+    Models(models::ModelsArgs),
+    /// Memory that a model needs, and whether it fits
+    Estimate(Box<estimate::EstimateArgs>),
+    /// Header and tensors of a checkpoint
+    Inspect(inspect::InspectArgs),
+    /// Text to token ids
+    Tokenize(tokenize::TokenizeArgs),
+    /// A chat template applied to messages
+    Render(render::RenderArgs),
+    /// Logits and perplexity, for comparing with references
+    #[command(subcommand)]
+    Eval(Box<eval::EvalCommand>),
+    /// Speed of engine and scheduler
+    #[command(subcommand)]
+    Bench(Box<bench::BenchCommand>),
+    /// The completion script of a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// How a command line ended: what to print, and the exit code.
+pub struct Ending {
+    pub code: u8,
+    /// For standard error; empty when there is nothing to say.
+    pub message: String,
+}
+
+/// Runs a command line. `force_exit` ends the process where a command does not look at Ctrl-C in time.
+pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are data; they come as errors of code 0. A closed pipe is no fault.
+            let _ = error.print();
+            return Ending { code: error.exit_code() as u8, message: String::new() };
+        }
+    };
+    match dispatch(cli, force_exit) {
+        Ok(exit) => Ending { code: exit.code(), message: String::new() },
+        Err(error) => Ending { code: error.exit.code(), message: message(&error) },
+    }
+}
+
+fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
+    let Some(command) = cli.command else { return app::run(&cli.app) };
+    // The window ends with Ctrl-C as any other program: chats are saved as they grow.
+    if !matches!(command, Command::App(_)) {
+        interrupt::install(force_exit);
+        logging::to_stderr();
+    }
+    match command {
+        Command::App(args) => app::run(&args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Models(args) => models::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Render(args) => render::run(&args),
+        Command::Eval(command) => eval::run(&command),
+        Command::Bench(command) => bench::run(&command),
+        Command::Completions(args) => completions::run(&args),
+    }
+}
+
+fn message(error: &CliError) -> String {
+    match (&error.fix, error.message.is_empty()) {
+        (_, true) => String::new(),
+        (None, false) => format!("error: {}", error.message),
+        (Some(fix), false) => format!("error: {}\n  fix: {fix}", error.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_of_all_commands_fit_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_bare_path_opens_the_app() {
+        let cli = Cli::try_parse_from(["kvasir", "model.gguf"]).unwrap();
+        assert!(cli.command.is_none());
+        assert_eq!(cli.app.file.as_deref(), Some(std::path::Path::new("model.gguf")));
+        let cli = Cli::try_parse_from(["kvasir", "--demo", "--exit-after-demo"]).unwrap();
+        assert!(cli.command.is_none() && cli.app.demo && cli.app.exit_after_demo);
+        let cli = Cli::try_parse_from(["kvasir", "generate", "hello", "--max-tokens", "2"]).unwrap();
+        assert!(matches!(cli.command, Some(Command::Generate(_))));
+        assert!(Cli::try_parse_from(["kvasir", "--exit-after-demo"]).is_err());
+    }
+}

@@ -1,1 +1,29 @@
 //! The engine thread: commands in, events out, one step after the other.
+//!
+//! Guarantees: exactly one terminal event ends each run, also when the engine stops or panics; a slow or vanished client
+//! never blocks a step; a failed step leaves every request able to go on from its tokens. It does not attempt to share
+//! the GPU with a window: the engine owns its own device.
+//!
+//! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
+//! [`output`], [`stop_strings`], [`budget`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+
+pub mod budget;
+pub mod core;
+pub mod fake;
+pub mod handle;
+pub mod loader;
+pub mod logits;
+pub mod mailbox;
+pub mod memory_plan;
+pub mod options;
+pub mod output;
+pub mod record;
+pub mod run_state;
+pub mod stop_strings;
+pub mod text_side;
+pub mod thread;
+
+pub use handle::{EngineHandle, Run};
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@
 use crate::batch::StepBatch;
 use crate::gpu::GpuError;
 use crate::ids::TokenId;
+use crate::kernels::weights::WeightError;
 use crate::model::ModelError;
 use crate::model::spec::WeightRole;
 use crate::protocol::TokenLogprobs;
@@ -60,6 +61,8 @@ pub enum LoadError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Gpu(#[from] GpuError),
+    #[error(transparent)]
+    Weights(#[from] WeightError),
     #[error("the model has no tensor for {role:?}")]
     MissingWeight { role: WeightRole },
     #[error("{fault} (tensor {tensor})")]

@@ -1,1 +1,478 @@
 //! A paged memory of hashes that catches every scheduling fault.
+//!
+//! "Writing K and V" at position p stores a hash of the value *read back through the block table* at p - 1, the token
+//! and p; "attention" hashes values it reads back the same way; the next token is drawn from that hash. A wrong slot, a
+//! stale prefix block, a block handed out twice or an off-by-one changes a token. [`UnpagedRun`] is the same arithmetic
+//! without pages: what each request must get.
+//! It does not imitate a language model: text mode only makes output that looks like words.
+
+use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
+use crate::batch::{RowSampling, StepBatch, TokenPenalty, Want};
+use crate::ids::TokenId;
+use crate::protocol::TokenLogprobs;
+use std::time::Duration;
+
+/// How much of the memory a logit row reads back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attention {
+    /// Every value of the sequence: the cost of a token grows with its position.
+    Every,
+    /// The last value, which hangs on all before it: constant cost, for long chats.
+    Last,
+}
+
+/// What the drawn tokens look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Any token of the vocabulary, evenly.
+    Tokens,
+    /// Words of lower-case letters, spaces and full stops.
+    Words(Words),
+}
+
+/// Text mode. Token `first_byte + b` stands for the byte `b`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    pub first_byte: TokenId,
+    /// The token that ends a reply.
+    pub eos: TokenId,
+    /// One word in so many ends the reply; 0 never ends it.
+    pub words_per_reply: u32,
+}
+
+/// Shape and behaviour of the fake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FakeConfig {
+    /// The null block included.
+    pub num_blocks: u32,
+    pub block_size: u32,
+    pub vocab_size: u32,
+    pub attention: Attention,
+    pub reply: Reply,
+    /// How long each step takes.
+    pub step_delay: Duration,
+    /// What [`Executor::kv_bytes_per_block`] answers.
+    pub kv_bytes_per_block: u64,
+}
+
+/// A fault to be met by the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The launch is refused; nothing is written.
+    Launch(ExecError),
+    /// The step is launched, scribbles over the slots it was to write, and fails while waited for. A lost device loses
+    /// its whole memory.
+    Wait(ExecError),
+    /// The logits of this logit row (modulo their number) are not finite.
+    NotFinite(u32),
+}
+
+/// The fake executor.
+#[derive(Debug)]
+pub struct PagedFake {
+    config: FakeConfig,
+    values: Vec<u32>,     // [num_blocks * block_size]
+    tokens: Vec<TokenId>, // [num_blocks * block_size], read by text mode only
+    written_in: Vec<u64>, // [num_blocks * block_size], launch that wrote the slot last
+    num_launches: u64,
+    fault: Option<Fault>,
+    in_flight: Option<(u64, Result<StepOutput, ExecError>)>,
+}
+
+impl PagedFake {
+    /// Memory starts as garbage, so that reading what nobody wrote shows.
+    pub fn new(config: FakeConfig) -> Self {
+        let num_slots = config.num_blocks as usize * config.block_size as usize;
+        let mut fake = PagedFake {
+            config,
+            values: vec![0; num_slots],
+            tokens: vec![0; num_slots],
+            written_in: vec![0; num_slots],
+            num_launches: 0,
+            fault: None,
+            in_flight: None,
+        };
+        fake.scramble();
+        fake
+    }
+
+    /// The next launch meets this fault.
+    pub fn inject(&mut self, fault: Fault) {
+        self.fault = Some(fault);
+    }
+
+    /// Loses the whole memory, as a lost device does.
+    pub fn scramble(&mut self) {
+        for (slot, value) in self.values.iter_mut().enumerate() {
+            *value = mix(0xdead ^ self.num_launches, slot as u64) as u32;
+        }
+    }
+
+    fn run(&mut self, batch: &StepBatch) -> Result<StepOutput, ExecError> {
+        self.write(batch)?;
+        let mut output = StepOutput {
+            gpu_us: self.config.step_delay.as_micros() as u32,
+            stats: StepStats { submits: 1, passes: 1, dispatches: 1, readback_bytes: 4 * batch.num_logits() as u32 },
+            ..StepOutput::default()
+        };
+        let mut logits = Vec::new();
+        for l in 0..batch.num_logits() {
+            let token = self.draw(batch, l);
+            if batch.want == Want::Logits {
+                push_logits(
+                    &mut logits,
+                    token,
+                    self.config.vocab_size,
+                    batch.positions[batch.logit_tokens[l] as usize],
+                );
+                continue;
+            }
+            output.tokens.push(token);
+            output.not_finite.push(false);
+            let logprobs = batch.sampling[l].logprobs.map(|k| fake_logprobs(token, k, self.config.vocab_size));
+            output.logprobs.push(logprobs);
+        }
+        if batch.want == Want::Logits {
+            output.logits = Some(logits);
+        }
+        Ok(output)
+    }
+
+    /// All rows write before any row attends, as on a GPU.
+    fn write(&mut self, batch: &StepBatch) -> Result<(), ExecError> {
+        for row in 0..batch.num_rows() {
+            let table = table_of(batch, row);
+            for t in batch.row_start[row] as usize..batch.row_start[row + 1] as usize {
+                let position = batch.positions[t];
+                let before = match position {
+                    0 => None,
+                    position => Some(self.values[self.slot(table, position - 1)]),
+                };
+                let slot = batch.kv_slots[t] as usize;
+                if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
+                    return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
+                }
+                self.values[slot] = value(before, batch.input_ids[t], position);
+                self.tokens[slot] = batch.input_ids[t];
+            }
+        }
+        Ok(())
+    }
+
+    fn draw(&self, batch: &StepBatch, l: usize) -> TokenId {
+        let t = batch.logit_tokens[l] as usize;
+        let (table, position) = (table_of(batch, batch.row_of_token[t] as usize), batch.positions[t]);
+        let first = match self.config.attention {
+            Attention::Every => 0,
+            Attention::Last => position,
+        };
+        let seen = (first..=position).fold(0, |seen, p| attend(seen, self.values[self.slot(table, p)]));
+        let penalties = &batch.penalties[batch.penalty_start[l] as usize..batch.penalty_start[l + 1] as usize];
+        let biases = &batch.biases[batch.bias_start[l] as usize..batch.bias_start[l + 1] as usize];
+        let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
+        match self.config.reply {
+            Reply::Tokens => (hash % u64::from(self.config.vocab_size)) as TokenId,
+            Reply::Words(words) => words.next((0..=position).rev().map(|p| self.tokens[self.slot(table, p)]), hash),
+        }
+    }
+
+    fn slot(&self, table: &[u32], position: u32) -> usize {
+        let block = table[(position / self.config.block_size) as usize];
+        (block * self.config.block_size + position % self.config.block_size) as usize
+    }
+
+    fn scribble(&mut self, batch: &StepBatch) {
+        for &slot in &batch.kv_slots {
+            self.values[slot as usize] ^= 0x5bad_5bad;
+        }
+    }
+}
+
+impl Executor for PagedFake {
+    fn launch(&mut self, batch: &StepBatch) -> Result<StepHandle, ExecError> {
+        if self.in_flight.is_some() {
+            return Err(ExecError::Rejected("the step before was not waited for".into()));
+        }
+        if batch.block_size != self.config.block_size {
+            return Err(ExecError::Rejected(format!("the batch has blocks of {} tokens", batch.block_size)));
+        }
+        batch.check(self.config.num_blocks, self.config.vocab_size).map_err(ExecError::Rejected)?;
+        self.num_launches += 1;
+        let result = match self.fault.take() {
+            Some(Fault::Launch(error)) => return Err(error),
+            Some(Fault::Wait(error)) => {
+                self.scribble(batch);
+                if matches!(error, ExecError::DeviceLost(_)) {
+                    self.scramble();
+                }
+                Err(error)
+            }
+            Some(Fault::NotFinite(row)) => self.run(batch).map(|mut output| {
+                if let Some(row) = (row as usize).checked_rem(output.not_finite.len()) {
+                    output.not_finite[row] = true;
+                }
+                output
+            }),
+            None => self.run(batch),
+        };
+        self.in_flight = Some((self.num_launches, result));
+        Ok(StepHandle(self.num_launches))
+    }
+
+    fn wait(&mut self, handle: StepHandle) -> Result<StepOutput, ExecError> {
+        let (number, result) =
+            self.in_flight.take().ok_or_else(|| ExecError::Rejected("no step is in flight".into()))?;
+        if number != handle.0 {
+            return Err(ExecError::Rejected(format!("step {} is not the one in flight", handle.0)));
+        }
+        if !self.config.step_delay.is_zero() {
+            std::thread::sleep(self.config.step_delay);
+        }
+        result
+    }
+
+    fn num_blocks(&self) -> u32 {
+        self.config.num_blocks
+    }
+
+    fn block_size(&self) -> u32 {
+        self.config.block_size
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.config.vocab_size
+    }
+
+    fn kv_bytes_per_block(&self) -> u64 {
+        self.config.kv_bytes_per_block
+    }
+}
+
+/// The fake's arithmetic for one sequence without pages, batch or steps: what a request alone gets.
+/// Follows [`Reply::Tokens`] and [`Attention::Every`].
+#[derive(Clone, Debug, Default)]
+pub struct UnpagedRun {
+    last: Option<u32>,
+    seen: u64,
+    num_tokens: u32,
+}
+
+impl UnpagedRun {
+    /// The next input token.
+    pub fn push(&mut self, token: TokenId) {
+        let value = value(self.last, token, self.num_tokens);
+        self.last = Some(value);
+        self.seen = attend(self.seen, value);
+        self.num_tokens += 1;
+    }
+
+    /// The token that follows the input so far.
+    pub fn draw(
+        &self,
+        sampling: RowSampling,
+        penalties: &[TokenPenalty],
+        biases: &[(TokenId, f32)],
+        vocab_size: u32,
+    ) -> TokenId {
+        let sampling = RowSampling { position: self.num_tokens, ..sampling };
+        (draw_hash(self.seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
+    }
+}
+
+impl Words {
+    /// `latest_first` walks the sequence backwards; only the current word is read.
+    fn next(&self, latest_first: impl Iterator<Item = TokenId>, hash: u64) -> TokenId {
+        const VOWELS: &[u8] = b"aeiou";
+        const CONSONANTS: &[u8] = b"bcdfghjklmnprstvwz";
+        let byte = |token: TokenId| token.checked_sub(self.first_byte).and_then(|b| u8::try_from(b).ok());
+        let mut recent = latest_first.map(byte).take(10).peekable();
+        let last = recent.peek().copied().flatten();
+        let letters = recent.take_while(|b| b.is_some_and(|b| b.is_ascii_lowercase())).count();
+        let (dice, pick) = (hash % 1000, (hash >> 32) as usize);
+        let ends_word = letters >= 2 && (dice < 300 || letters >= 9);
+        if ends_word {
+            let ends_reply = self.words_per_reply > 0 && pick.is_multiple_of(self.words_per_reply as usize);
+            if ends_reply {
+                return self.eos;
+            }
+            return self.first_byte + TokenId::from(if dice % 8 == 0 { b'.' } else { b' ' });
+        }
+        let choices = match last {
+            Some(b'.') => b" ",
+            Some(b) if VOWELS.contains(&b) => CONSONANTS,
+            Some(b) if b.is_ascii_lowercase() => VOWELS,
+            _ => CONSONANTS,
+        };
+        self.first_byte + TokenId::from(choices[pick % choices.len()])
+    }
+}
+
+fn table_of(batch: &StepBatch, row: usize) -> &[u32] {
+    &batch.block_tables[batch.block_table_start[row] as usize..batch.block_table_start[row + 1] as usize]
+}
+
+/// What is stored at `position`.
+fn value(before: Option<u32>, token: TokenId, position: u32) -> u32 {
+    let before = before.map_or(0, |v| u64::from(v) + 1);
+    mix(before << 32 | u64::from(token), u64::from(position)) as u32
+}
+
+/// Order matters: two values swapped give another result.
+fn attend(seen: u64, value: u32) -> u64 {
+    mix(seen, u64::from(value) + 1)
+}
+
+/// Everything that may influence a draw, so that parameters of another row change the token. Penalty and bias lists
+/// count as sets.
+fn draw_hash(seen: u64, sampling: &RowSampling, penalties: &[TokenPenalty], biases: &[(TokenId, f32)]) -> u64 {
+    let mut hash = mix(seen, u64::from(sampling.position));
+    if sampling.temperature > 0.0 {
+        hash = mix(hash, sampling.seed);
+    }
+    let shape = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
+        .map(|x| u64::from(x.to_bits()))
+        .into_iter()
+        .fold(u64::from(sampling.top_k), mix);
+    let penalties = penalties.iter().map(|p| mix(u64::from(p.token), u64::from(p.output_count)));
+    let biases = biases.iter().map(|(token, bias)| mix(u64::from(*token) + (1 << 40), u64::from(bias.to_bits())));
+    mix(hash ^ shape, penalties.chain(biases).fold(0, u64::wrapping_add))
+}
+
+/// Mixes two words so that every input bit reaches every output bit (multiply and xor-shift, as in murmur's finaliser).
+fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^= x >> 32;
+    x = x.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^= x >> 29;
+    x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^ x >> 32
+}
+
+/// Logits in [0, 1), and 2 for the token that would be drawn.
+fn push_logits(logits: &mut Vec<f32>, token: TokenId, vocab_size: u32, position: u32) {
+    let logit = |id: u32| (mix(u64::from(id), u64::from(position)) >> 40) as f32 / (1u64 << 24) as f32;
+    logits.extend((0..vocab_size).map(|id| if id == token { 2.0 } else { logit(id) }));
+}
+
+/// The drawn token has probability 1/2, its successors in the vocabulary 1/4, 1/8, …
+fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs {
+    let logprob = |rank: u32| -((rank + 1) as f32) * std::f32::consts::LN_2;
+    let num_top = u32::from(num_top).min(vocab_size);
+    let top = (0..num_top).map(|rank| ((token + rank) % vocab_size, logprob(rank))).collect();
+    TokenLogprobs { token, logprob: logprob(0), top }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{BatchRow, LogitRow, RowLogits};
+    use crate::ids::{BlockId, SeqSlot};
+    use crate::protocol::SamplingParams;
+
+    const CONFIG: FakeConfig = FakeConfig {
+        num_blocks: 8,
+        block_size: 2,
+        vocab_size: 1_000_000,
+        attention: Attention::Every,
+        reply: Reply::Tokens,
+        step_delay: Duration::ZERO,
+        kv_bytes_per_block: 64,
+    };
+
+    fn batch(tokens: &[TokenId], first_position: u32, blocks: &[u32]) -> StepBatch {
+        let mut batch = StepBatch::default();
+        batch.begin(1, CONFIG.block_size);
+        let blocks: Vec<BlockId> = blocks.iter().map(|b| BlockId(*b)).collect();
+        let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
+        let logits = RowLogits::Last(LogitRow { sampling, counts: &[], biases: &[] });
+        batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
+        batch
+    }
+
+    fn step(fake: &mut PagedFake, batch: &StepBatch) -> StepOutput {
+        let handle = fake.launch(batch).expect("launched");
+        fake.wait(handle).expect("ran")
+    }
+
+    fn alone(tokens: &[TokenId]) -> TokenId {
+        let mut run = UnpagedRun::default();
+        tokens.iter().for_each(|t| run.push(*t));
+        run.draw(RowSampling::new(&SamplingParams::greedy(), 0), &[], &[], CONFIG.vocab_size)
+    }
+
+    #[test]
+    fn chunks_and_scattered_blocks_give_the_token_of_a_run_without_pages() {
+        let tokens = [4, 8, 15, 16, 23];
+        let mut fake = PagedFake::new(CONFIG);
+        assert_eq!(step(&mut fake, &batch(&tokens, 0, &[5, 1, 7])).tokens, [alone(&tokens)]);
+        step(&mut fake, &batch(&tokens[..3], 0, &[2, 6, 3]));
+        assert_eq!(step(&mut fake, &batch(&tokens[3..], 3, &[2, 6, 3])).tokens, [alone(&tokens)]);
+    }
+
+    #[test]
+    fn a_wrong_block_or_slot_changes_the_token() {
+        let tokens = [4, 8, 15, 16, 23];
+        let mut fake = PagedFake::new(CONFIG);
+        step(&mut fake, &batch(&tokens[..4], 0, &[2, 6]));
+        let stale = batch(&tokens[4..], 4, &[2, 5, 3]);
+        assert_ne!(step(&mut fake, &stale).tokens, [alone(&tokens)], "block 5 was never written");
+        let mut off_by_one = batch(&tokens[4..], 4, &[2, 6, 3]);
+        off_by_one.kv_slots[0] += 1;
+        assert_ne!(step(&mut fake, &off_by_one).tokens, [alone(&tokens)]);
+        assert_eq!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 6, 3])).tokens, [alone(&tokens)]);
+    }
+
+    #[test]
+    fn two_writers_of_one_slot_are_refused() {
+        let mut fake = PagedFake::new(CONFIG);
+        let mut twice = batch(&[1, 2], 0, &[3]);
+        twice.kv_slots[1] = twice.kv_slots[0];
+        let handle = fake.launch(&twice).expect("launched");
+        assert!(matches!(fake.wait(handle), Err(ExecError::Rejected(text)) if text.contains("write slot 6")));
+    }
+
+    #[test]
+    fn faults_hit_one_step_only() {
+        let mut fake = PagedFake::new(CONFIG);
+        let prompt = batch(&[4, 8, 15], 0, &[5, 1]);
+        fake.inject(Fault::Launch(ExecError::OutOfMemory("test".into())));
+        assert_eq!(fake.launch(&prompt).expect_err("injected"), ExecError::OutOfMemory("test".into()));
+        fake.inject(Fault::Wait(ExecError::DeviceLost("test".into())));
+        let handle = fake.launch(&prompt).expect("launched");
+        assert_eq!(fake.wait(handle).expect_err("injected"), ExecError::DeviceLost("test".into()));
+        fake.inject(Fault::NotFinite(3));
+        assert_eq!(step(&mut fake, &prompt).not_finite, [true]);
+        assert_eq!(step(&mut fake, &prompt).tokens, [alone(&[4, 8, 15])]);
+    }
+
+    #[test]
+    fn words_are_words_and_end() {
+        let words = Words { first_byte: 3, eos: 1, words_per_reply: 12 };
+        let config = FakeConfig { vocab_size: 260, attention: Attention::Last, reply: Reply::Words(words), ..CONFIG };
+        let config = FakeConfig { num_blocks: 600, ..config };
+        let blocks: Vec<u32> = (1..600).collect();
+        let mut fake = PagedFake::new(config);
+        let mut tokens: Vec<TokenId> = "hello ".bytes().map(|b| 3 + u32::from(b)).collect();
+        let prompt_len = tokens.len();
+        tokens.push(step(&mut fake, &batch(&tokens, 0, &blocks)).tokens[0]);
+        while tokens.last() != Some(&words.eos) && tokens.len() < 1000 {
+            let last = tokens.len() - 1;
+            tokens.push(step(&mut fake, &batch(&tokens[last..], last as u32, &blocks)).tokens[0]);
+        }
+        assert_eq!(tokens.pop(), Some(words.eos), "the reply ends");
+        let text: String = tokens[prompt_len..].iter().map(|t| char::from((t - 3) as u8)).collect();
+        assert!(text.split([' ', '.']).all(|word| word.len() <= 9), "{text}");
+        assert!(text.chars().all(|c| c.is_ascii_lowercase() || c == ' ' || c == '.'), "{text}");
+    }
+
+    #[test]
+    fn wanted_logits_peak_at_the_token_that_would_be_drawn() {
+        let mut fake = PagedFake::new(FakeConfig { vocab_size: 50, ..CONFIG });
+        let mut prompt = batch(&[4, 8, 15], 0, &[5, 1]);
+        let token = step(&mut fake, &prompt).tokens[0];
+        prompt.want = Want::Logits;
+        let logits = step(&mut fake, &prompt).logits.expect("wanted");
+        assert_eq!(logits.len(), 50);
+        assert!(logits.iter().enumerate().all(|(id, l)| *l < logits[token as usize] || id == token as usize));
+    }
+}

@@ -126,12 +126,9 @@ impl Gpu {
         let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(list.len());
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(worker)).collect();
-            threads
-                .into_iter()
-                .map(|t| {
-                    t.join().unwrap_or_else(|_| Err(GpuError::validation("compile", "a compiler thread panicked")))
-                })
-                .collect()
+            threads.into_iter().try_for_each(|t| {
+                t.join().unwrap_or_else(|_| Err(GpuError::validation("compile", "a compiler thread panicked")))
+            })
         })
     }
 

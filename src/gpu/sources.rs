@@ -19,19 +19,26 @@ pub const SHARED: &[Source] = sources!("shared":
     "dot8"
     "grid"
     "pairs"
+    "philox"
     "quantise"
+    "softmax"
     "step"
     "weights"
 );
 
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
+    "attention"
     "embed"
     "fill"
+    "logprobs"
     "matmul_f32"
     "matmul_i8"
     "norm"
+    "penalties"
     "quantise"
+    "rope_kv_write"
+    "sample"
     "subgroup_probe"
     "swiglu"
 );

@@ -12,6 +12,12 @@
 //! | [`context`] | what every kernel is built from |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
+//! | [`kv_layout`] | how K and V lie in the pool |
+//! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
+//! | [`attention`] | PagedAttention over the block tables |
+//! | [`penalties`] | repetition, presence and frequency penalties, biases |
+//! | [`sample`] | greedy or drawn token per logit row |
+//! | [`logprobs`] | log-probabilities for rows that ask |
 //!
 //! # Conventions
 //!
@@ -33,14 +39,20 @@
 
 use crate::gpu::{Defines, GpuCaps};
 
+pub mod attention;
 pub mod context;
 pub mod embed;
+pub mod kv_layout;
+pub mod logprobs;
 pub mod matmul;
 pub mod measure;
 pub mod norm;
 pub mod pack;
 pub mod params;
+pub mod penalties;
 pub mod quantise;
+pub mod rope_kv_write;
+pub mod sample;
 pub mod step_meta;
 pub mod swiglu;
 pub mod variants;

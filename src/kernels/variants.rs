@@ -1,9 +1,10 @@
 //! Every combination of kernel and defines that can be compiled, for tests that look at each. `shaders/variants.txt`
 //! is this list as text.
 
+use super::kv_layout::KvFormat;
 use super::matmul::{Matmul, Precision};
 use super::pack::Format;
-use super::{Class, RowCount, embed, norm, swiglu};
+use super::{Class, RowCount, attention, embed, logprobs, norm, penalties, rope_kv_write, sample, swiglu};
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
 
@@ -32,11 +33,19 @@ pub const WEIGHT_TYPES: [DType; 11] = [
     DType::Q6_K,
 ];
 
+/// (query heads, kv heads, head dim): shapes of known models and the edges of what is supported. Others compile, too.
+pub const HEADS: [(u32, u32, u32); 8] =
+    [(9, 3, 64), (14, 2, 64), (32, 8, 128), (16, 8, 128), (4, 2, 16), (3, 1, 20), (7, 1, 80), (2, 1, 256)];
+
 /// All of them, sorted, each once.
 pub fn all() -> Vec<(String, Defines)> {
     let mut found = vec![("fill".to_string(), Defines::new())];
     for class in CLASSES {
         of_rows(class, &mut found);
+        of_heads(class, &mut found);
+        found.push(("penalties".into(), penalties::defines(class)));
+        found.push(("sample".into(), sample::defines(class)));
+        found.push(("logprobs".into(), logprobs::defines(class)));
         for dtype in WEIGHT_TYPES {
             let format = Format::of(dtype).expect("the list has supported types only");
             of_weights(class, format, &mut found);
@@ -56,6 +65,30 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("swiglu".into(), swiglu::defines(class, is_quantised)));
         found.push(("norm".into(), norm::defines(class, is_quantised, RowCount::Tokens)));
         found.push(("norm".into(), norm::defines(class, is_quantised, RowCount::Logits)));
+    }
+}
+
+fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
+    for (num_heads, num_kv_heads, head_dim) in HEADS {
+        for kv in [KvFormat::F16, KvFormat::F32] {
+            let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv };
+            found.extend(shape.kernels(class, false));
+            if shape.can_quantise(class) {
+                found.extend(shape.kernels(class, true));
+            }
+            for (interleaved, qk_norm) in [(false, false), (false, true), (true, false), (true, true)] {
+                let shape = rope_kv_write::Shape {
+                    num_heads,
+                    num_kv_heads,
+                    head_dim,
+                    rotary_dim: head_dim,
+                    interleaved,
+                    qk_norm,
+                    kv,
+                };
+                found.push(("rope_kv_write".into(), shape.defines(class)));
+            }
+        }
     }
 }
 

@@ -1,1 +1,410 @@
-//! The paged KV cache's bookkeeping: which block holds what, for whom, and what can be found again.
+//! The paged KV cache: who holds which block, and which blocks can be found again by what they hold.
+//!
+//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt and all tokens are
+//! equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
+//! of a step are a transaction ([`KvCache::begin`], then [`KvCache::commit`] or [`KvCache::undo`]), and undoing restores
+//! blocks, list orders and counts exactly. Eviction order follows step numbers: no clock is read.
+//! It does not hold keys or values: it decides where they go. It does not choose victims among requests.
+//!
+//! ```
+//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig}};
+//! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, enable_prefix_cache: true });
+//! let (prompt, mut table) = ([1, 2, 3, 4, 5], BlockTable::new(RequestId(1)));
+//! let mut chain = kv.new_chain(0);
+//! chain.extend(&prompt);
+//! kv.begin(1);
+//! kv.reserve(&mut table, 5).expect("the pool is empty");
+//! kv.commit();
+//! kv.fill(&table, 0, 5);
+//! kv.publish(&table, &mut chain, &prompt, 0, 5);
+//! kv.free(table);
+//! assert_eq!(kv.lookup(&chain, &prompt, 4).num_blocks, 1);
+//! ```
+
+mod block_pool;
+mod block_table;
+mod integrity;
+mod prefix_cache;
+
+pub use block_pool::BlockState;
+pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use integrity::HeldTable;
+pub use prefix_cache::PrefixChain;
+
+use crate::ids::{BlockId, RequestId, TokenId};
+use block_pool::{BlockPool, Unheld, Visibility};
+use prefix_cache::{PrefixCache, Published};
+
+/// The shape of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvConfig {
+    /// Blocks in the pool, the null block included; at least 2.
+    pub num_blocks: u32,
+    /// Tokens per block; at least 1.
+    pub block_size: u32,
+    /// Keep the content of blocks that nobody holds, and share equal prefixes.
+    pub enable_prefix_cache: bool,
+}
+
+/// A change of one block, in order of happening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockEvent {
+    /// Handed out (an `Evict` of the same block precedes it where its content was kept until now).
+    Alloc { block: BlockId, request: RequestId, logical: u32 },
+    /// Written up to `filled` slots.
+    Fill { block: BlockId, filled: u32 },
+    /// One more table holds it: a prefix hit.
+    Share { block: BlockId, request: RequestId, logical: u32 },
+    /// One table less holds it.
+    Unref { block: BlockId, request: RequestId },
+    /// Nobody holds it, its content stays for prefix hits.
+    CacheIdle { block: BlockId },
+    /// A cached-idle block loses its content.
+    Evict { block: BlockId },
+    /// Nobody holds it and nothing is kept.
+    Free { block: BlockId },
+    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
+    Publish { block: BlockId, hash: u64 },
+}
+
+/// Counts over the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvCounts {
+    /// All blocks but the null block.
+    pub total: u32,
+    /// Held by at least one table.
+    pub used: u32,
+    /// Held by nobody, content kept.
+    pub cached_idle: u32,
+    pub free: u32,
+    /// Held by two tables or more.
+    pub shared: u32,
+    /// The sum over shared blocks of (references - 1).
+    pub saved: u32,
+    pub evicted_this_step: u32,
+    /// Tokens looked up and found at admissions, since start.
+    pub query_tokens: u64,
+    pub hit_tokens: u64,
+}
+
+/// One block as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockView {
+    pub state: BlockState,
+    pub refs: u32,
+    pub filled: u32,
+    /// Chained content hash of a published block.
+    pub hash: Option<u64>,
+    /// Step of the last change.
+    pub last_step: u64,
+}
+
+/// What a lookup found, to be attached before anything else changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixHit {
+    pub num_blocks: u32,
+    /// How many of them are cached-idle: they stop being available once attached.
+    pub num_idle: u32,
+}
+
+/// The pool has too few blocks; nothing was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{needed} KV blocks are needed, {available} are available")]
+pub struct OutOfBlocks {
+    pub needed: u32,
+    pub available: u32,
+}
+
+/// The facade over pool and prefix cache.
+#[derive(Debug)]
+pub struct KvCache {
+    config: KvConfig,
+    hash_mask: u64,
+    pool: BlockPool,
+    prefix: PrefixCache,
+    events: Vec<BlockEvent>,
+    /// Length of `events` when the open step began.
+    events_before_step: usize,
+    hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
+}
+
+impl KvCache {
+    /// All blocks free. Events gather until [`KvCache::drain_events`] is called: call it after each step.
+    pub fn new(config: KvConfig) -> Self {
+        Self::with_hash_mask(config, u64::MAX)
+    }
+
+    /// For tests: keeps only the masked bits of content hashes, so that different contents collide.
+    pub fn with_hash_mask(config: KvConfig, hash_mask: u64) -> Self {
+        assert!(config.block_size >= 1, "a block holds at least one token");
+        KvCache {
+            config,
+            hash_mask,
+            pool: BlockPool::new(config.num_blocks),
+            prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
+            events: Vec::new(),
+            events_before_step: 0,
+            hit: Vec::new(),
+        }
+    }
+
+    pub fn config(&self) -> KvConfig {
+        self.config
+    }
+
+    pub fn block_size(&self) -> u32 {
+        self.config.block_size
+    }
+
+    /// Blocks that tables can hold: all but the null block.
+    pub fn num_usable(&self) -> u32 {
+        self.config.num_blocks - 1
+    }
+
+    /// Blocks that can be handed out now: free ones, and cached-idle ones by eviction.
+    pub fn num_available(&self) -> u32 {
+        self.pool.num_free() + self.pool.num_idle()
+    }
+
+    /// Blocks that `tokens` positions need.
+    pub fn blocks_for(&self, tokens: u32) -> u32 {
+        tokens.div_ceil(self.config.block_size)
+    }
+
+    /// The chain of a new sequence: prefixes are shared only between equal salts.
+    pub fn new_chain(&self, salt: u64) -> PrefixChain {
+        PrefixChain::new(salt, self.config.block_size, self.hash_mask)
+    }
+
+    /// Opens the transaction of a step. Steps ascend.
+    pub fn begin(&mut self, step: u64) {
+        self.pool.begin(step);
+        self.events_before_step = self.events.len();
+    }
+
+    /// The step ran: what was reserved is active.
+    pub fn commit(&mut self) {
+        self.pool.commit();
+    }
+
+    /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
+    /// [`KvCache::rewind`] and [`KvCache::resume`].
+    pub fn undo(&mut self) {
+        let prefix = &mut self.prefix;
+        self.pool.undo(|block| prefix.restore(block));
+        self.events.truncate(self.events_before_step);
+    }
+
+    /// Finds the blocks that hold the first of `tokens`, at most `max_blocks`. Changes nothing but the memory of the hit.
+    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> PrefixHit {
+        self.hit.clear();
+        if self.config.enable_prefix_cache {
+            self.prefix.lookup(chain, tokens, max_blocks as usize, &mut self.hit);
+        }
+        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
+        let num_idle = self.hit.iter().filter(is_idle).count() as u32;
+        PrefixHit { num_blocks: self.hit.len() as u32, num_idle }
+    }
+
+    /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
+    pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
+        assert_eq!(table.num_blocks(), 0, "a prefix is attached to an empty table");
+        for (logical, &block) in self.hit.iter().enumerate() {
+            self.pool.hold(block);
+            table.push(block);
+            self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
+        }
+        let hit_tokens = self.hit.len() as u32 * self.config.block_size;
+        table.raise_slots(hit_tokens);
+        self.pool.header.query_tokens += u64::from(query_tokens);
+        self.pool.header.hit_tokens += u64::from(hit_tokens);
+        self.hit.clear();
+    }
+
+    /// Makes room for positions `0..slots`, evicting idle blocks where needed. Returns how many blocks were added.
+    pub fn reserve(&mut self, table: &mut BlockTable, slots: u32) -> Result<u32, OutOfBlocks> {
+        let needed = self.blocks_for(slots).saturating_sub(table.num_blocks());
+        let available = self.num_available();
+        if needed > available {
+            return Err(OutOfBlocks { needed, available });
+        }
+        for _ in 0..needed {
+            let (block, state) = self.pool.next_victim().expect("counted above");
+            if state == BlockState::CachedIdle {
+                self.prefix.forget(block);
+                self.events.push(BlockEvent::Evict { block });
+            }
+            self.pool.allocate().expect("counted above");
+            let logical = table.num_blocks();
+            self.events.push(BlockEvent::Alloc { block, request: table.owner(), logical });
+            table.push(block);
+        }
+        table.raise_slots(slots);
+        Ok(needed)
+    }
+
+    /// How long the table is, for [`KvCache::rewind`].
+    pub fn mark(&self, table: &BlockTable) -> TableMark {
+        TableMark { num_blocks: table.num_blocks(), slots: table.slots() }
+    }
+
+    /// Puts a table back to its length before the step, beside [`KvCache::undo`] which takes the blocks back.
+    pub fn rewind(&self, table: &mut BlockTable, mark: TableMark) {
+        table.truncate(mark.num_blocks, mark.slots);
+    }
+
+    /// Takes all blocks back. Published ones stay findable, the last one being the next to be evicted.
+    pub fn free(&mut self, table: BlockTable) {
+        self.unhold_all(&table);
+    }
+
+    /// Takes all blocks back as [`KvCache::free`] does, within a step that may yet be undone.
+    pub fn suspend(&mut self, table: BlockTable) -> SuspendedTable {
+        self.unhold_all(&table);
+        SuspendedTable(table)
+    }
+
+    /// The table as it was, beside [`KvCache::undo`] which gives the blocks back to it.
+    pub fn resume(&self, table: SuspendedTable) -> BlockTable {
+        table.0
+    }
+
+    /// A committed step wrote positions `from..to`.
+    pub fn fill(&mut self, table: &BlockTable, from: u32, to: u32) {
+        assert!(to <= table.slots(), "position {to} was written beyond the {} slots of the table", table.slots());
+        let size = self.config.block_size;
+        for logical in from / size..self.blocks_for(to) {
+            let block = table.ids()[logical as usize];
+            let filled = (to - logical * size).min(size);
+            self.pool.fill(block, filled);
+            self.events.push(BlockEvent::Fill { block, filled });
+        }
+    }
+
+    /// Makes the blocks findable that became full when positions `from..to` were computed. `tokens` are the sequence's,
+    /// from the first; the chain must name its full blocks.
+    pub fn publish(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId], from: u32, to: u32) {
+        if !self.config.enable_prefix_cache {
+            return;
+        }
+        let first = (from / self.config.block_size) as usize;
+        let end = (to / self.config.block_size) as usize;
+        if first == end {
+            return;
+        }
+        // A parent that this sequence found, or whose equal was evicted, is looked for and published first.
+        let mut start = first;
+        while start > 0 && !self.prefix.is_findable(chain, start - 1) {
+            start -= 1;
+        }
+        for i in start..end {
+            if !self.publish_one(table.ids()[i], chain, tokens, i) {
+                return;
+            }
+        }
+    }
+
+    /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
+    pub fn taint(&mut self, table: &BlockTable) {
+        for &block in table.ids() {
+            if self.pool.block(block).visibility == Visibility::Published {
+                self.prefix.forget(block);
+            }
+            self.pool.set_visibility(block, Visibility::Tainted);
+        }
+    }
+
+    pub fn counts(&self) -> KvCounts {
+        let header = &self.pool.header;
+        let (free, cached_idle) = (self.pool.num_free(), self.pool.num_idle());
+        KvCounts {
+            total: self.num_usable(),
+            used: self.num_usable() - free - cached_idle,
+            cached_idle,
+            free,
+            shared: header.num_shared,
+            saved: header.num_saved,
+            evicted_this_step: header.evicted_this_step,
+            query_tokens: header.query_tokens,
+            hit_tokens: header.hit_tokens,
+        }
+    }
+
+    /// One block, for the block map. Panics when `id` is outside the pool.
+    pub fn block(&self, id: BlockId) -> BlockView {
+        let block = self.pool.block(id);
+        let is_published = block.visibility == Visibility::Published;
+        BlockView {
+            state: block.state,
+            refs: block.refs,
+            filled: block.filled,
+            hash: is_published.then(|| self.prefix.hash_of(id)),
+            last_step: block.last_step,
+        }
+    }
+
+    /// Every block in pool order, the null block first.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockView> + '_ {
+        (0..self.config.num_blocks).map(|id| self.block(BlockId(id)))
+    }
+
+    /// Cached-idle blocks, next victim first.
+    pub fn eviction_order(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.pool.idle_order()
+    }
+
+    /// Free blocks, next to be handed out first.
+    pub fn free_order(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.pool.free_order()
+    }
+
+    /// What happened to blocks since the last call, in order; the changes of an undone step are not among it.
+    pub fn drain_events(&mut self) -> std::vec::Drain<'_, BlockEvent> {
+        assert!(!self.pool.is_open(), "events are read between steps");
+        self.events.drain(..)
+    }
+
+    /// False when the block is tainted: what follows it cannot be published either.
+    fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
+        if self.pool.block(block).visibility == Visibility::Tainted {
+            return false;
+        }
+        assert_eq!(self.pool.block(block).state, BlockState::Active, "block {block} is published before its commit");
+        assert_eq!(
+            self.pool.block(block).filled,
+            self.config.block_size,
+            "block {block} is published before it is full"
+        );
+        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        self.pool.set_visibility(block, Visibility::Published);
+        if let Some(old) = replaced {
+            self.unpublish(old);
+        }
+        self.events.push(BlockEvent::Publish { block, hash });
+        true
+    }
+
+    fn unpublish(&mut self, block: BlockId) {
+        if self.pool.block(block).state == BlockState::CachedIdle {
+            self.pool.drop_idle(block);
+            self.events.push(BlockEvent::Evict { block });
+            self.events.push(BlockEvent::Free { block });
+        } else {
+            self.pool.set_visibility(block, Visibility::Private);
+        }
+    }
+
+    /// From the last block to the first, so that a prefix outlives what follows it.
+    fn unhold_all(&mut self, table: &BlockTable) {
+        let request = table.owner();
+        for &block in table.ids().iter().rev() {
+            self.events.push(BlockEvent::Unref { block, request });
+            match self.pool.unhold(block) {
+                Unheld::StillHeld => {}
+                Unheld::Idle => self.events.push(BlockEvent::CacheIdle { block }),
+                Unheld::Freed => self.events.push(BlockEvent::Free { block }),
+            }
+        }
+    }
+}

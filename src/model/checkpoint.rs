@@ -97,6 +97,7 @@ impl Model {
     fn open_gguf(path: &Path) -> Result<Model, ModelError> {
         let parts = open_parts(path)?;
         let (family, mut spec) = arch::from_gguf(&parts)?;
+        spec.validate().map_err(|fault| ModelError::malformed(path, fault))?;
         let mut warnings = Vec::new();
         drop_foreign_tokens(&mut spec, &mut warnings);
         let file_type = parts[0].u32("general.file_type")?.and_then(file_type_label);
@@ -112,6 +113,7 @@ impl Model {
             return Err(ModelError::not_found(folder, "the folder has no config.json"));
         };
         let (family, mut spec) = arch::from_config(&config).map_err(|fault| fault.at(&config_path))?;
+        spec.validate().map_err(|fault| ModelError::malformed(&config_path, fault))?;
         let mut warnings = Vec::new();
         let defaults = sidecar::generation_defaults(folder, &mut warnings)?;
         for &id in &defaults.eos_token_ids {
@@ -127,7 +129,6 @@ impl Model {
     }
 
     fn checked(self) -> Result<Model, ModelError> {
-        self.spec.validate().map_err(|fault| ModelError::malformed(&self.info.path, fault))?;
         self.check()?;
         for role in self.spec.roles().filter(|role| role.is_vector()) {
             self.verify_role(role)?;
@@ -378,7 +379,7 @@ pub(crate) fn split_of_name(path: &Path) -> Option<(String, u32, u32)> {
 }
 
 /// Opens a GGUF file and, when it is the first of a split model, the other parts beside it.
-fn open_parts(path: &Path) -> Result<Vec<GgufFile>, ModelError> {
+pub(crate) fn open_parts(path: &Path) -> Result<Vec<GgufFile>, ModelError> {
     let first = GgufFile::open(path)?;
     let count = first.u32("split.count")?.unwrap_or(1);
     if count <= 1 {

@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// Largest `config.json`, `generation_config.json`, index or template file that is read.
-pub const MAX_SMALL_FILE_BYTES: u64 = 32 << 20;
+pub const MAX_SMALL_FILE_BYTES: u64 = 16 << 20;
 
 /// Maps a regular, non-empty file read-only.
 pub fn map_file(path: &Path) -> Result<Mmap, ModelError> {

@@ -17,6 +17,11 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ALIGNMENT: u64 = 1 << 16;
 const MAX_NAME_BYTES: u64 = 65_535;
 const MAX_ARRAY_DEPTH: u32 = 4;
+/// Beyond every real file; they bound what the records here take.
+const MAX_PAIRS: u64 = 65_536;
+const MAX_TENSORS: u64 = 262_144;
+/// Longest array that is handed out as a list.
+const MAX_LIST: usize = 1 << 24;
 /// Least bytes of a metadata pair: key length, value type, one byte.
 const MIN_PAIR_BYTES: u64 = 13;
 /// Least bytes of a tensor record: name length, dimension count, one dimension, type, offset.
@@ -99,6 +104,11 @@ impl GgufFile {
         let num_pairs = reader.u64("metadata count")?;
         reader.plausible(num_pairs, MIN_PAIR_BYTES, "metadata pairs")?;
         reader.plausible(num_tensors, MIN_TENSOR_BYTES, "tensors")?;
+        if num_pairs > MAX_PAIRS || num_tensors > MAX_TENSORS {
+            return reader.fail(format!(
+                "{num_pairs} metadata pairs and {num_tensors} tensors are more than the limits {MAX_PAIRS} and {MAX_TENSORS}"
+            ));
+        }
         let (pairs, pair_of_key) = reader.pairs(num_pairs)?;
         let alignment = alignment(path, pair_of_key.get("general.alignment").map(|&i| &pairs[i].1))?;
         let records = reader.tensor_records(num_tensors)?;
@@ -256,6 +266,9 @@ impl GgufFile {
     ) -> Result<Option<(usize, Range<usize>)>, ModelError> {
         let Some(&i) = self.pair_of_key.get(key) else { return Ok(None) };
         match &self.pairs[i].1 {
+            Stored::Array { count, .. } if *count > MAX_LIST => {
+                Err(ModelError::malformed(&self.path, format!("{key} has {count} elements, more than {MAX_LIST}")))
+            }
             Stored::Array { element, count, range } if accept(*element) => Ok(Some((*count, range.clone()))),
             Stored::Array { element, .. } => {
                 Err(self.wrong_type(key, wanted, &format!("an array of {}", element.name())))

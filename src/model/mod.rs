@@ -8,12 +8,15 @@
 //! supported is refused by name. It does not convert or copy weights.
 
 pub mod arch;
+pub mod catalog;
 pub mod checkpoint;
 pub mod dtype;
 pub mod error;
 pub mod files;
 pub mod gguf;
 pub mod gguf_types;
+pub mod hub;
+pub mod inspect;
 pub mod quant;
 pub mod rope;
 pub mod safetensors;

@@ -9,6 +9,7 @@ use super::dtype::DType;
 use super::error::ModelError;
 use super::files::{map_file, read_json_object};
 use memmap2::Mmap;
+use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -180,34 +181,39 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<Vec<SafeTensor>, ModelError>
         return fail("the header is not UTF-8".into());
     };
     let mut parser = serde_json::Deserializer::from_str(text);
-    let records = parser.deserialize_map(HeaderVisitor).and_then(|records| parser.end().map(|()| records));
-    let records = match records {
-        Ok(records) => records,
+    let visitor = HeaderVisitor { data_start, file_bytes: bytes.len() };
+    let tensors = parser.deserialize_map(visitor).and_then(|tensors| parser.end().map(|()| tensors));
+    let tensors = match tensors {
+        Ok(tensors) => tensors,
         Err(e) => return fail(format!("the header is not valid: {e}")),
     };
-    let mut tensors = Vec::with_capacity(records.len());
-    for (name, record) in records {
-        match tensor_of_record(name, &record, data_start, bytes.len()) {
-            Ok(tensor) => tensors.push(tensor),
-            Err(fault) => return fail(fault),
-        }
-    }
     check_coverage(path, &tensors, data_start, bytes.len())?;
     Ok(tensors)
 }
 
+/// A tensor as the header describes it.
+#[derive(Deserialize)]
+struct Record {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
 /// Reads the header's object in order and refuses a name that comes twice.
-struct HeaderVisitor;
+struct HeaderVisitor {
+    data_start: usize,
+    file_bytes: usize,
+}
 
 impl<'de> Visitor<'de> for HeaderVisitor {
-    type Value = Vec<(String, Value)>;
+    type Value = Vec<SafeTensor>;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("an object of tensors")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut records = Vec::new();
+        let mut tensors = Vec::new();
         let mut seen = std::collections::HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
             if !seen.insert(name.clone()) {
@@ -215,44 +221,32 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             }
             if name == "__metadata__" {
                 map.next_value::<IgnoredAny>()?;
-            } else {
-                records.push((name, map.next_value()?));
+                continue;
             }
+            let named = |fault: String| A::Error::custom(format!("tensor {name}: {fault}"));
+            let record: Record = map.next_value().map_err(|e| named(e.to_string()))?;
+            let place = self.place(&record).map_err(named)?;
+            tensors.push(SafeTensor { name, type_name: record.dtype, shape: record.shape, range: place });
         }
-        Ok(records)
+        Ok(tensors)
     }
 }
 
-fn tensor_of_record(name: String, record: &Value, data_start: usize, file_bytes: usize) -> Result<SafeTensor, String> {
-    let Some(type_name) = record.get("dtype").and_then(Value::as_str) else {
-        return Err(format!("tensor {name} has no dtype"));
-    };
-    let numbers = |field: &str| -> Option<Vec<u64>> {
-        record.get(field)?.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>()
-    };
-    let Some(shape) = numbers("shape") else {
-        return Err(format!("tensor {name}: shape must be a list of whole numbers"));
-    };
-    let offsets = numbers("data_offsets").filter(|o| o.len() == 2);
-    let Some([begin, end]) = offsets.as_deref() else {
-        return Err(format!("tensor {name}: data_offsets must be two whole numbers"));
-    };
-    let data_bytes = (file_bytes - data_start) as u64;
-    if begin > end || *end > data_bytes {
-        return Err(format!(
-            "tensor {name} reaches from {begin} to {end}, but the file has {data_bytes} bytes of data"
-        ));
+impl HeaderVisitor {
+    /// Where the tensor lies in the file; its bytes are exactly what its shape and type need.
+    fn place(&self, record: &Record) -> Result<Range<usize>, String> {
+        let Record { dtype, shape, data_offsets: [begin, end] } = record;
+        let data_bytes = (self.file_bytes - self.data_start) as u64;
+        if begin > end || *end > data_bytes {
+            return Err(format!("it reaches from {begin} to {end}, but the file has {data_bytes} bytes of data"));
+        }
+        let Some(bits) = bits_of_type(dtype) else { return Err(format!("its type {dtype} is unknown")) };
+        let num_bits = shape.iter().try_fold(bits, |n, &d| n.checked_mul(d));
+        if num_bits != (end - begin).checked_mul(8) {
+            return Err(format!("{dtype} {shape:?} does not have the {} bytes of its data_offsets", end - begin));
+        }
+        Ok(self.data_start + *begin as usize..self.data_start + *end as usize)
     }
-    let Some(bits) = bits_of_type(type_name) else {
-        return Err(format!("tensor {name} has the unknown type {type_name}"));
-    };
-    let num_bits = shape.iter().try_fold(bits, |n, &d| n.checked_mul(d));
-    if num_bits != (end - begin).checked_mul(8) {
-        let have = end - begin;
-        return Err(format!("tensor {name}: {type_name} {shape:?} does not have the {have} bytes of its data_offsets"));
-    }
-    let range = data_start + *begin as usize..data_start + *end as usize;
-    Ok(SafeTensor { name, type_name: type_name.to_owned(), shape, range })
 }
 
 /// Bits of an element of each type that the format knows.

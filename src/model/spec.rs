@@ -148,7 +148,10 @@ impl ModelSpec {
             return Err(format!("the head dimension must be even, not {}", self.head_dim));
         }
         if !(self.rms_eps.is_finite() && self.rms_eps > 0.0 && self.rms_eps < 1.0) {
-            return Err(format!("the epsilon of RMSNorm must be above 0 and below 1, not {}", self.rms_eps));
+            return Err(format!(
+                "the epsilon of RMSNorm (rms_norm_eps) must be above 0 and below 1, not {}",
+                self.rms_eps
+            ));
         }
         if self.windows.len() != self.num_layers as usize || self.windows.contains(&Some(0)) {
             return Err("every layer needs a window of at least 1 key or none".into());
@@ -179,7 +182,7 @@ impl RopeSpec {
             return Err(format!("the rotary dimension must be even and at most {head_dim}, not {rotary_dim}"));
         }
         if !(theta.is_finite() && *theta > 1.0) {
-            return Err(format!("rope theta must be above 1, not {theta}"));
+            return Err(format!("rope_theta must be above 1, not {theta}"));
         }
         let positive = |what: &str, value: f64| {
             if value.is_finite() && value > 0.0 {

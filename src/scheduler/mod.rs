@@ -1,1 +1,323 @@
-//! Who computes what in the next step.
+//! Decides, step by step, who computes what: one loop without phases, in which a sequence's computed positions catch
+//! up with its tokens. Chunked prefill, prefix hits and resumption after a preemption are the same arithmetic; decode
+//! is a chunk of one.
+//!
+//! Guarantees: a step is a transaction ([`Scheduler::plan_step`], then one of [`Scheduler::commit`],
+//! [`Scheduler::release`], [`Scheduler::abandon`]); a request that can never fit is refused at once; while there is work
+//! and budget, each step advances some request; no request is preempted more often than the configuration says; each
+//! request ends exactly once. The cost of a step does not grow with the queue beyond those admitted.
+//! It reads no clock: budgets and step numbers come in with [`PlanInputs`].
+//! It does not look at text: the engine decides stop strings and calls [`Scheduler::finish`].
+
+mod commit;
+mod integrity;
+mod plan;
+mod planner;
+mod policy;
+mod sequence;
+
+pub use commit::{Committed, RowResult};
+pub use integrity::{SequenceView, StateView};
+pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, WaitReason};
+pub use planner::PlanInputs;
+pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
+
+use crate::ids::{RequestId, SeqSlot};
+use crate::kv::{BlockTable, KvCache};
+use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
+use planner::Undo;
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+/// At most so many waiting requests are given a reason per step.
+pub const MAX_REASONS: usize = 64;
+
+/// Every limit of the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Slots of the batch; at least 1.
+    pub max_num_seqs: u32,
+    /// Tokens per step at most; at least `max_num_seqs`, so that every row can decode.
+    pub max_tokens_per_step: u32,
+    /// Tokens of one sequence at most, prompt included.
+    pub max_model_len: u32,
+    /// Requests in the queue at most.
+    pub max_waiting: u32,
+    /// Tokens of one prompt per step at most; at least 1.
+    pub long_prefill_cap: u32,
+    /// Blocks kept free by admissions while anybody runs.
+    pub watermark_blocks: u32,
+    /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
+    pub max_preemptions: u32,
+    pub check: CheckLevel,
+}
+
+/// How much is asserted after each change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckLevel {
+    /// What costs no walk over blocks or tables.
+    Cheap,
+    /// Every invariant: for tests.
+    Full,
+}
+
+/// The end of a request. Each request that was added ends exactly once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    pub request: RequestId,
+    pub outcome: Result<FinishReason, RunError>,
+    pub usage: Usage,
+}
+
+/// Sums since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub preemptions: u64,
+    pub computed_tokens: u64,
+    /// Computed tokens that had been computed before.
+    pub recomputed_tokens: u64,
+}
+
+/// Place of a sequence in the scheduler's storage.
+pub(crate) type SeqIdx = u32;
+
+/// Queue, batch and cache.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    kv: KvCache,
+    seqs: Vec<Option<Sequence>>, // by SeqIdx
+    vacant: Vec<SeqIdx>,
+    by_id: FxHashMap<RequestId, SeqIdx>,
+    running: Vec<SeqIdx>,
+    waiting: VecDeque<SeqIdx>,
+    free_slots: Vec<SeqSlot>,
+    /// The step that is planned and neither committed nor released.
+    in_flight: Option<u64>,
+    undo: Vec<Undo>,
+    /// Ends that wait for the step in flight.
+    deferred: Vec<(RequestId, FinishReason)>,
+    ended: Vec<Ended>,
+    totals: Totals,
+    order: Vec<SeqIdx>, // scratch: the running list at the start of a pass
+}
+
+impl Scheduler {
+    /// Panics when a limit contradicts another: the configuration is checked before it comes here.
+    pub fn new(config: SchedulerConfig, kv: KvCache) -> Self {
+        assert!(config.max_num_seqs >= 1, "max_num_seqs must be at least 1");
+        assert!(config.max_tokens_per_step >= config.max_num_seqs, "max_tokens_per_step must allow a token per slot");
+        assert!(config.long_prefill_cap >= 1, "long_prefill_cap must be at least 1");
+        assert!(config.max_model_len >= 2, "max_model_len must hold a prompt and an output token");
+        Scheduler {
+            config,
+            kv,
+            seqs: Vec::new(),
+            vacant: Vec::new(),
+            by_id: FxHashMap::default(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            free_slots: all_slots(config.max_num_seqs),
+            in_flight: None,
+            undo: Vec::new(),
+            deferred: Vec::new(),
+            ended: Vec::new(),
+            totals: Totals::default(),
+            order: Vec::new(),
+        }
+    }
+
+    /// Puts a request at the end of the queue, or refuses it: what can never fit does not wait. Allowed while a step is
+    /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
+    pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        if self.waiting.len() >= self.config.max_waiting as usize {
+            return Err(RunError::QueueFull { limit: self.config.max_waiting });
+        }
+        let max_total = self.max_total(&new)?;
+        let chain = self.kv.new_chain(new.cache_salt);
+        let id = new.id;
+        let seq = Sequence::new(new, chain, max_total);
+        let idx = match self.vacant.pop() {
+            Some(idx) => idx,
+            None => {
+                self.seqs.push(None);
+                self.seqs.len() as SeqIdx - 1
+            }
+        };
+        self.seqs[idx as usize] = Some(seq);
+        self.by_id.insert(id, idx);
+        self.waiting.push_back(idx);
+        Ok(())
+    }
+
+    /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the
+    /// request is not live.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        self.finish(id, FinishReason::Aborted)
+    }
+
+    /// Ends a request for a reason that the scheduler cannot see, such as a stop string. A token that the step in flight
+    /// samples for it is dropped, and what that step computes for it is not published. False when it is not live.
+    pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
+        let Some(&idx) = self.by_id.get(&id) else { return false };
+        if self.in_flight.is_none() {
+            self.end(idx, Ok(reason));
+            return true;
+        }
+        let seq = self.seq_mut(idx);
+        if seq.is_ending {
+            return false;
+        }
+        seq.is_ending = true;
+        self.deferred.push((id, reason));
+        true
+    }
+
+    /// The requests that ended since the last call, in order.
+    pub fn take_ended(&mut self) -> Vec<Ended> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// True while some request runs or waits.
+    pub fn has_work(&self) -> bool {
+        !self.by_id.is_empty()
+    }
+
+    /// The cache and its memory are lost: takes a new cache and puts every live request back in the queue in order of
+    /// arrival, tokens kept. Requests that can never fit in the new cache end. A step in flight is dropped.
+    pub fn restart(&mut self, kv: KvCache) {
+        self.in_flight = None;
+        self.undo.clear();
+        self.kv = kv;
+        self.free_slots = all_slots(self.config.max_num_seqs);
+        let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
+        live.sort_unstable();
+        self.running.clear();
+        self.waiting = live.iter().map(|(_, idx)| *idx).collect();
+        let total = self.kv.num_usable();
+        for (id, idx) in live {
+            let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
+            seq.reset_progress();
+            seq.table = BlockTable::new(id);
+            seq.chain = self.kv.new_chain(seq.cache_salt);
+            seq.chain.extend(&seq.tokens);
+            if seq.stop.max_tokens.is_none() {
+                seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
+            }
+            let needed = self.kv.blocks_for(seq.max_total.max(seq.num_tokens() + 1));
+            if needed > total {
+                self.end(idx, Err(RunError::NeverFits { needed, total }));
+            }
+        }
+        self.end_deferred();
+        self.verify();
+    }
+
+    pub fn config(&self) -> SchedulerConfig {
+        self.config
+    }
+
+    /// The cache, to be read.
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
+    /// What happened to blocks since the last call. Call it after each step, and after aborts.
+    pub fn drain_block_events(&mut self) -> std::vec::Drain<'_, crate::kv::BlockEvent> {
+        self.kv.drain_events()
+    }
+
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// A live request.
+    pub fn get(&self, id: RequestId) -> Option<&Sequence> {
+        self.by_id.get(&id).map(|idx| self.seq(*idx))
+    }
+
+    /// In batch order.
+    pub fn running(&self) -> impl ExactSizeIterator<Item = &Sequence> {
+        self.running.iter().map(|idx| self.seq(*idx))
+    }
+
+    /// In queue order.
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Sequence> {
+        self.waiting.iter().map(|idx| self.seq(*idx))
+    }
+
+    /// Running sequences that need one token only.
+    pub fn num_decoding(&self) -> usize {
+        self.running().filter(|seq| seq.num_remaining() == 1 && seq.num_output() > 0).count()
+    }
+
+    /// The most tokens that this request may come to, or why it cannot run.
+    fn max_total(&self, new: &NewSequence) -> Result<u32, RunError> {
+        let limit = self.config.max_model_len;
+        let prompt = u32::try_from(new.prompt.len()).unwrap_or(u32::MAX);
+        if prompt == 0 {
+            return Err(RunError::EmptyPrompt);
+        }
+        if new.stop.max_tokens == Some(0) {
+            let message = "must be at least 1, not 0".into();
+            return Err(InvalidParam { field: "max_tokens", message }.into());
+        }
+        if prompt > limit {
+            return Err(RunError::PromptTooLong { prompt, max_model_len: limit });
+        }
+        let needed = prompt.saturating_add(new.stop.max_tokens.unwrap_or(1));
+        if needed > limit {
+            return Err(RunError::ContextExceeded { needed, max_model_len: limit });
+        }
+        let (blocks, total) = (self.kv.blocks_for(needed), self.kv.num_usable());
+        if blocks > total {
+            return Err(RunError::NeverFits { needed: blocks, total });
+        }
+        Ok(match new.stop.max_tokens {
+            Some(_) => needed,
+            None => limit.min(total.saturating_mul(self.kv.block_size())),
+        })
+    }
+
+    fn seq(&self, idx: SeqIdx) -> &Sequence {
+        self.seqs[idx as usize].as_ref().expect("an index in use names a live sequence")
+    }
+
+    fn seq_mut(&mut self, idx: SeqIdx) -> &mut Sequence {
+        self.seqs[idx as usize].as_mut().expect("an index in use names a live sequence")
+    }
+
+    /// Takes a sequence out of queue or batch and gives its blocks back.
+    fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
+        assert!(self.in_flight.is_none(), "a sequence ends between steps");
+        let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
+        match seq.status {
+            SeqStatus::Running => self.running.retain(|other| *other != idx),
+            SeqStatus::Waiting => self.waiting.retain(|other| *other != idx),
+        }
+        if let Some(slot) = seq.slot {
+            self.free_slots.push(slot);
+        }
+        self.by_id.remove(&seq.id);
+        self.vacant.push(idx);
+        self.ended.push(Ended { request: seq.id, outcome, usage: seq.usage() });
+        self.kv.free(seq.table);
+    }
+
+    /// Ends what was to end after the step that was in flight.
+    fn end_deferred(&mut self) {
+        let mut deferred = std::mem::take(&mut self.deferred);
+        for (id, reason) in deferred.drain(..) {
+            if let Some(&idx) = self.by_id.get(&id) {
+                self.end(idx, Ok(reason));
+            }
+        }
+        self.deferred = deferred;
+    }
+}
+
+/// The first slot is on top.
+fn all_slots(max_num_seqs: u32) -> Vec<SeqSlot> {
+    (0..max_num_seqs).rev().map(SeqSlot).collect()
+}

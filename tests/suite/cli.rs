@@ -1,1 +1,346 @@
-//! Tests: cli.
+//! The built binary as a shell sees it: exit codes, JSON shapes, broken files, closed pipes.
+
+use crate::support::{core_fixtures, full_fixtures, read_json, require_gpu};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// No command of these tests may take longer.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A command in a home of its own, away from the settings of whoever runs the tests.
+fn kvasir(home: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    for name in ["KVASIR_MODEL", "KVASIR_BACKEND", "KVASIR_ADAPTER", "KVASIR_MAX_MODEL_LEN"] {
+        command.env_remove(name);
+    }
+    command.args(args).env("KVASIR_HOME", home).env("HF_HUB_OFFLINE", "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs to the end, or fails the test at the time limit.
+fn finish(mut child: Child, what: &str) -> Output {
+    let started = Instant::now();
+    let readers = [
+        child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn std::io::Read + Send>),
+        child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn std::io::Read + Send>),
+    ]
+    .map(|pipe| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                pipe.read_to_end(&mut bytes).expect("a readable pipe");
+            }
+            bytes
+        })
+    });
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("a child to wait for") {
+            break status;
+        }
+        if started.elapsed() > TIMEOUT {
+            child.kill().expect("a child to end");
+            panic!("{what} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let [stdout, stderr] = readers.map(|reader| reader.join().expect("a reader that ends"));
+    Output { status, stdout, stderr }
+}
+
+fn run_in(home: &Path, args: &[&str]) -> Output {
+    let child = kvasir(home, args).spawn().expect("the built binary");
+    finish(child, &args.join(" "))
+}
+
+fn run(args: &[&str]) -> Output {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    run_in(home.path(), args)
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The JSON lines of a command that must succeed.
+fn json_lines(args: &[&str]) -> Vec<Value> {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    let text = String::from_utf8(output.stdout).expect("UTF-8 on standard output");
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{args:?}: {e}: {line}"))).collect()
+}
+
+fn fixture(path: &str) -> String {
+    core_fixtures().join(path).to_str().expect("a UTF-8 path").to_owned()
+}
+
+/// True when some adapter runs; prints a line where not.
+fn has_adapter() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    let found = *FOUND.get_or_init(|| run(&["doctor", "--json"]).status.success());
+    assert!(found || !require_gpu(), "REQUIRE_GPU is set, but there is no adapter");
+    if !found {
+        println!("skipped: no adapter");
+    }
+    found
+}
+
+#[test]
+fn exit_codes_tell_what_went_wrong() {
+    let (llama, missing) = (fixture("tiny/llama"), fixture("tiny/no_such_model"));
+    let text = fixture("smollm2/perplexity_text.txt");
+    let cases: &[(i32, &[&str])] = &[
+        (0, &["--help"]),
+        (0, &["--version"]),
+        (0, &["generate", "--help"]),
+        (2, &["generate"]),
+        (2, &["no-such-flag", "--no-such-flag"]),
+        (2, &["generate", "hi", "--no-such-flag"]),
+        (2, &["generate", "hi", "--model", &llama, "--max-tokens", "many"]),
+        (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
+        (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
+        (2, &["eval", "logits", "--model", &llama, "--tokens", &missing, "--out", "never-written"]),
+        (2, &["eval", "logits", "--model", &llama, "--tokens", &text, "--out", "never-written"]),
+        (2, &["render", "--messages", &missing, "--template", &missing]),
+        (3, &["generate", "hi", "--model", &missing]),
+        (3, &["generate", "hi", "--model", "nobody/no-such-model-id"]),
+        (3, &["inspect", &missing]),
+        (3, &["inspect", &text]),
+        (3, &["tokenize", "--text", "hi", "--model", &text]),
+        (3, &["estimate", &missing]),
+        (4, &["estimate", &llama, "--num-gpu-blocks-override", "16M", "--block-size", "256"]),
+        (3, &["estimate", &llama, "--max-model-len", "8M"]),
+        (5, &["generate", "hi", "--model", &llama, "--adapter", "no adapter has this name"]),
+    ];
+    for (want, args) in cases {
+        let output = run(args);
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(*want), "{args:?}: {message}");
+        assert!(!message.contains("panicked"), "{args:?}: {message}");
+        assert!(*want == 0 || !message.trim().is_empty() || !output.stdout.is_empty(), "{args:?} says nothing");
+        assert!(*want == 0 || output.stdout.is_empty() || args[0] == "estimate", "{args:?}: faults go to stderr");
+    }
+}
+
+#[test]
+fn tokenize_gives_the_ids_of_the_fixtures() {
+    for model in ["tiny/llama", "tiny/qwen2_sharded", "tiny/mistral_swa"] {
+        let cases = read_json(&core_fixtures().join(model).join("tokenizer_cases.json"));
+        let model = fixture(model);
+        // A few through the binary; every case goes through the library in `tokenizers`.
+        for case in cases["cases"].as_array().expect("cases").iter().step_by(7) {
+            let text = case["text"].as_str().expect("text");
+            let with = json_lines(&["tokenize", "--json", "--model", &model, "--text", text]);
+            assert_eq!(with[0]["ids"], case["ids"], "{model} {text:?}");
+            let without = json_lines(&["tokenize", "--json", "--no-special", "--model", &model, "--text", text]);
+            assert_eq!(without[0]["ids"], case["ids_no_special"], "{model} {text:?}");
+            assert_eq!(without[0]["tokens"].as_array().map(Vec::len), case["ids_no_special"].as_array().map(Vec::len));
+        }
+    }
+}
+
+#[test]
+fn tokenize_reads_standard_input() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let model = fixture("tiny/llama");
+    let mut command = kvasir(home.path(), &["tokenize", "--json", "--model", &model]);
+    let mut child = command.stdin(Stdio::piped()).spawn().expect("the built binary");
+    child.stdin.take().expect("a pipe").write_all(b"Hello").expect("a reader");
+    let output = finish(child, "tokenize");
+    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(value["ids"], json_lines(&["tokenize", "--json", "--model", &model, "--text", "Hello"])[0]["ids"]);
+}
+
+#[test]
+fn render_gives_the_text_of_the_fixtures() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for name in ["Qwen-Qwen3-0.6B", "mistralai-Mistral-Nemo-Instruct-2407", "google-gemma-2-2b-it"] {
+        let spec = read_json(&core_fixtures().join(format!("chat_templates/{name}.json")));
+        let template = fixture(&format!("chat_templates/{name}.jinja"));
+        for case in spec["cases"].as_array().expect("cases") {
+            let messages = dir.path().join("messages.json");
+            std::fs::write(&messages, case["messages"].to_string()).expect("a writable folder");
+            let mut args =
+                vec!["render", "--json", "--template", &template, "--messages", messages.to_str().expect("UTF-8")];
+            args.extend(["--now", spec["strftime_now"].as_str().expect("a time")]);
+            for (flag, key) in
+                [("--bos-token", "bos_token"), ("--eos-token", "eos_token"), ("--unk-token", "unk_token")]
+            {
+                args.extend(spec[key].as_str().into_iter().flat_map(|token| [flag, token]));
+            }
+            let tools = dir.path().join("tools.json");
+            if case["tools"].is_array() {
+                std::fs::write(&tools, case["tools"].to_string()).expect("a writable folder");
+                args.extend(["--tools", tools.to_str().expect("UTF-8")]);
+            }
+            if case["add_generation_prompt"] == json!(false) {
+                args.push("--no-generation-prompt");
+            }
+            let output = run(&args);
+            let value: Value = serde_json::from_slice(&output.stdout).expect("JSON, also for a refusal");
+            match case["expected"].as_str() {
+                Some(expected) => assert_eq!(value["text"].as_str(), Some(expected), "{name} {}", case["name"]),
+                None => assert!(value["error"].is_string() && output.status.code() == Some(1), "{name}: {value}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn inspect_shows_header_and_tensors() {
+    let found = json_lines(&["inspect", "--json", &fixture("gguf/q4_k/tiny-llama-Q4_K.gguf")]);
+    assert_eq!(found[0]["arch"], "llama");
+    assert_eq!(found[0]["metadata"]["general.architecture"], "llama");
+    let tensors = found[0]["tensors"].as_array().expect("tensors");
+    assert!(tensors.iter().any(|t| t["dtype"] == "Q4_K" && t["bytes"].as_u64() > Some(0) && t["shape"].is_array()));
+    let found = json_lines(&["inspect", "--json", &fixture("tiny/qwen2_sharded")]);
+    assert_eq!(found[0]["arch"], "qwen2");
+    assert!(found[0]["metadata"]["hidden_size"].is_number());
+}
+
+#[test]
+fn estimate_says_what_a_model_needs() {
+    let found = json_lines(&["estimate", "--json", &fixture("tiny/llama"), "--max-model-len", "128"]);
+    let found = &found[0];
+    for field in ["weights_bytes", "kv_bytes_per_token", "workspace_bytes", "max_model_len"] {
+        assert!(found[field].as_u64() > Some(0), "{field}: {found}");
+    }
+    assert_eq!((&found["fits"], &found["max_model_len"]), (&json!(true), &json!(128)));
+}
+
+#[test]
+fn models_lists_what_the_settings_name() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let settings = format!(
+        "[models]\ndirs = [{:?}]\nscan_hf = false\nscan_lmstudio = false\nscan_ollama = false\nscan_nowhere = 1\n",
+        core_fixtures()
+    );
+    std::fs::write(home.path().join("config.toml"), settings).expect("a writable folder");
+    let output = run_in(home.path(), &["models", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("models.scan_nowhere"), "unknown keys warn: {}", stderr(&output));
+    let models: Value = serde_json::from_slice(&output.stdout).expect("one JSON array");
+    let gguf =
+        models.as_array().expect("a list").iter().find(|m| m["path"].as_str().is_some_and(|p| p.contains("Q4_K")));
+    let gguf = gguf.expect("the GGUF of the fixtures");
+    for field in ["id", "format", "arch", "params", "quant", "bytes", "context"] {
+        assert!(!gguf[field].is_null(), "{field}: {gguf}");
+    }
+}
+
+#[test]
+fn wrong_settings_name_file_and_key() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(home.path().join("config.toml"), "[engine]\nblock_size = \"big\"\n").expect("a writable folder");
+    let output = run_in(home.path(), &["doctor"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("block_size") && stderr(&output).contains("config.toml"), "{}", stderr(&output));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let output = run(&["completions", shell]);
+        let script = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(output.status.success() && script.contains("tokenize"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_a_command_quietly() {
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let gguf = fixture("gguf/q4_k/tiny-llama-Q4_K.gguf");
+    for args in [&["completions", "zsh"][..], &["inspect", &gguf], &["inspect", "--json", &gguf], &["--help"]] {
+        let mut child = kvasir(home.path(), args).spawn().expect("the built binary");
+        drop(child.stdout.take());
+        let output = finish(child, "a command without a reader");
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn every_malformed_model_ends_in_a_message() {
+    let Some(root) = full_fixtures().map(|f| f.join("malformed")) else { return };
+    for case in read_json(&root.join("manifest.json"))["cases"].as_array().expect("cases") {
+        let name = case["path"].as_str().expect("a path");
+        let is_control = case["fault"].as_str().is_some_and(|f| f.starts_with("none"));
+        let lenient = case["lenient_loading_acceptable"] == json!(true);
+        if is_control && !has_adapter() {
+            continue;
+        }
+        let path = root.join(name);
+        let mut args = vec!["generate", "hello", "--max-tokens", "2", "--model", path.to_str().expect("UTF-8")];
+        args.extend(case["stage"].as_str().filter(|s| s.starts_with("chat")).map(|_| "--chat"));
+        let output = run(&args);
+        let (code, message) = (output.status.code(), stderr(&output));
+        assert!(code.is_some() && code != Some(101) && !message.contains("panicked"), "{name}: {code:?} {message}");
+        if is_control {
+            assert_eq!(code, Some(0), "{name} is valid: {message}");
+        } else {
+            assert!(code != Some(0) || lenient, "{name} is accepted ({})", case["fault"]);
+        }
+        assert!(code == Some(0) || !message.trim().is_empty(), "{name}: no message");
+    }
+}
+
+#[test]
+fn generate_reports_tokens_usage_and_timings() {
+    if !has_adapter() {
+        return;
+    }
+    let model = fixture("tiny/llama");
+    let args = ["generate", "Hello", "--prompt", "The", "--model", &model, "--json", "--temperature", "0"];
+    let args = [&args[..], &["--max-tokens", "5", "--ignore-eos", "-n", "2", "--logprobs", "3"]].concat();
+    let lines = json_lines(&args);
+    assert_eq!(lines.len(), 2, "one line per prompt");
+    for line in &lines {
+        let outputs = line["outputs"].as_array().expect("outputs");
+        assert_eq!(outputs.len(), 2);
+        for (index, output) in outputs.iter().enumerate() {
+            assert_eq!((&output["index"], &output["finish_reason"]), (&json!(index), &json!("length")));
+            assert_eq!(output["token_ids"].as_array().map(Vec::len), Some(5));
+            assert_eq!(output["logprobs"][4]["top"].as_array().map(Vec::len), Some(3));
+            assert_eq!(output["logprobs"][0]["token_id"], output["token_ids"][0]);
+        }
+        assert_eq!(outputs[0]["token_ids"], outputs[1]["token_ids"], "greedy outputs are equal");
+        assert_eq!(line["usage"]["completion_tokens"], 10);
+        assert!(line["timings"]["ttft_ms"].as_f64() > Some(0.0) && line["timings"]["decode_tok_s"].is_number());
+    }
+    let ids = &json_lines(&["tokenize", "--json", "--model", &model, "--text", "Hello"])[0]["ids"];
+    assert_eq!(lines[0]["prompt_tokens"].as_u64(), ids.as_array().map(|ids| ids.len() as u64));
+}
+
+#[test]
+fn eval_logits_writes_a_row_per_position() {
+    if !has_adapter() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (tokens, out) = (dir.path().join("tokens.json"), dir.path().join("out.safetensors"));
+    std::fs::write(&tokens, "[[0, 44, 73, 385, 83], [7]]").expect("a writable folder");
+    let (tokens, out_path) = (tokens.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    for extra in [&[][..], &["--chunk", "2"], &["--batched"], &["--block-size", "8"]] {
+        let model = fixture("tiny/llama");
+        let args = ["eval", "logits", "--json", "--precise", "--model", &model, "--tokens", tokens, "--out", out_path];
+        let lines = json_lines(&[&args[..], extra].concat());
+        assert_eq!((&lines[0]["prompts"], &lines[0]["tokens"]), (&json!(2), &json!(6)));
+        let bytes = std::fs::read(&out).expect("the written file");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file");
+        assert_eq!(file.tensor("logits.0").expect("a tensor").shape(), [5, 512]);
+        assert_eq!(file.tensor("logits.1").expect("a tensor").shape(), [1, 512]);
+        seen.push(file.tensor("logits.0").expect("a tensor").data().to_vec());
+    }
+    assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "cutting differently changes no bit");
+}
+
+#[test]
+fn bench_sim_runs_without_failures() {
+    let lines = json_lines(&["bench", "sim", "--json", "--worlds", "50"]);
+    assert_eq!((&lines[0]["worlds"], &lines[0]["failures"]), (&json!(50), &json!(0)));
+    assert!(lines[0]["steps"].as_u64() > Some(50) && lines[0]["steps_s"].as_f64() > Some(0.0));
+}

@@ -7,7 +7,7 @@ use std::path::Path;
 use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
-use kvasir::kernels::{embed, matmul, norm, quantise, step_meta, swiglu, variants};
+use kvasir::kernels::{attention, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants};
 
 struct Variant {
     name: String,
@@ -116,7 +116,13 @@ macro_rules! mirror {
 /// The Rust mirror of each kernel's `Params`.
 fn mirrors() -> BTreeMap<&'static str, Mirror> {
     let product = || mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias);
+    let logits = || mirror!(sample::Params: vocab stride);
     BTreeMap::from([
+        ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride)),
+        ("logprobs", logits()),
+        ("penalties", logits()),
+        ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
+        ("sample", logits()),
         ("embed", mirror!(embed::Params: first_row num_rows stride)),
         ("matmul_f32", product()),
         ("matmul_i8", product()),

@@ -63,3 +63,19 @@ pub fn read_json(path: &Path) -> serde_json::Value {
     let text = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_slice(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
+
+/// The default model's file: `KVASIR_DEFAULT_MODEL`, else where the cache keeps it. Prints a line and returns `None`
+/// where it is absent.
+pub fn default_model() -> Option<PathBuf> {
+    let given = std::env::var_os("KVASIR_DEFAULT_MODEL").map(PathBuf::from);
+    let cache = || match std::env::var_os("XDG_CACHE_HOME") {
+        Some(dir) => Some(PathBuf::from(dir)),
+        None => Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")),
+    };
+    let cached = || Some(cache()?.join("kvasir/models").join(kvasir::model::hub::DEFAULT_MODEL.file));
+    let found = given.or_else(cached).filter(|path| path.is_file());
+    if found.is_none() {
+        println!("skipped: the default model is not on this machine");
+    }
+    found
+}

@@ -10,6 +10,8 @@ use serde_json::{Map, Value};
 /// The object in `config.json`.
 pub struct Config<'a>(&'a Map<String, Value>);
 
+const DEFAULT_WINDOW: u32 = 4096;
+
 /// What differs between families when a key is missing.
 pub struct Defaults {
     pub max_position: u32,
@@ -29,11 +31,6 @@ impl<'a> Config<'a> {
     /// The value of a key; `None` when it is missing or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|v| !v.is_null())
-    }
-
-    /// True when the key is there, null or not.
-    pub fn has(&self, key: &str) -> bool {
-        self.0.contains_key(key)
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, Fault> {
@@ -165,10 +162,17 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// `sliding_window`: null means none, a missing key transformers' default.
+    pub fn window(&self) -> Result<Option<u32>, Fault> {
+        if self.0.contains_key("sliding_window") { self.count("sliding_window") } else { Ok(Some(DEFAULT_WINDOW)) }
+    }
+
     /// Windows of qwen: by `layer_types`, else sliding from layer `max_window_layers` on, if switched on at all.
     pub fn qwen_windows(&self, num_layers: u32) -> Result<Vec<Option<u32>>, Fault> {
-        let window =
-            if self.flag("use_sliding_window", false)? { self.count("sliding_window")?.or(Some(4096)) } else { None };
+        let window = match self.flag("use_sliding_window", false)? {
+            true => self.window()?,
+            false => None,
+        };
         if let Some(types) = self.get("layer_types") {
             return windows_of_types(types, num_layers, window);
         }

@@ -16,12 +16,9 @@ pub const FAMILY: Family = Family {
     gguf_tensor: names::gguf,
 };
 
-/// transformers' window when the key is missing; null means none.
-const DEFAULT_WINDOW: u32 = 4096;
-
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
     let spec = config.base_spec("mistral", &Defaults { max_position: 131_072, head_dim: None })?;
-    let window = if config.has("sliding_window") { config.count("sliding_window")? } else { Some(DEFAULT_WINDOW) };
+    let window = config.window()?;
     Ok(ModelSpec { windows: vec![window; spec.windows.len()], ..spec })
 }
 

@@ -33,6 +33,7 @@ fn scaling(rope: &Config, config: &Config, max_position: u32) -> Result<RopeScal
         Some(kind) => kind,
         None => rope.text("type")?.unwrap_or("default"),
     };
+    let nonzero = |key: &str| Ok::<_, Fault>(rope.number(key)?.filter(|&v| v != 0.0));
     let original = || -> Result<u32, Fault> {
         let own = rope.count("original_max_position_embeddings")?;
         Ok(own.or(config.count("original_max_position_embeddings")?).unwrap_or(max_position))
@@ -50,8 +51,8 @@ fn scaling(rope: &Config, config: &Config, max_position: u32) -> Result<RopeScal
             let factor = rope.required_number("factor")?;
             Ok(RopeScaling::Yarn {
                 factor,
-                beta_fast: rope.number("beta_fast")?.unwrap_or(32.0),
-                beta_slow: rope.number("beta_slow")?.unwrap_or(1.0),
+                beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
+                beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
                 original_max_position: original()?,
                 attention_factor: yarn_attention(rope, factor)?,
                 truncate: rope.flag("truncate", true)?,

@@ -1,6 +1,6 @@
 //! What kernel tests share: devices of each class, buffers, random data, tolerances.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Uploader;
@@ -15,6 +15,8 @@ pub struct Rig {
     pub name: &'static str,
     pub gpu: Gpu,
     pub class: Class,
+    /// Only one thread waits on a device at a time.
+    waiting: Mutex<()>,
 }
 
 /// Every way to open the machine's best adapter: with and without optional features, with and without shader checks.
@@ -31,7 +33,7 @@ pub fn rigs() -> &'static [Rig] {
         let mut rigs = Vec::new();
         for (name, floor, checked_shaders) in kinds {
             match Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders }) {
-                Ok(gpu) => rigs.push(Rig { name, class: Class::of(gpu.caps()), gpu }),
+                Ok(gpu) => rigs.push(Rig { name, class: Class::of(gpu.caps()), gpu, waiting: Mutex::new(()) }),
                 Err(GpuError::NoAdapter(message)) if !require_gpu() => {
                     println!("skipped: {message}");
                     return Vec::new();
@@ -117,12 +119,14 @@ impl Rig {
     }
 
     pub fn replay(&self, recording: &Recording) {
+        let _turn = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let mut replayer = Replayer::new(&self.gpu);
         let ticket = replayer.submit(&self.gpu, recording, &[]).unwrap_or_else(|e| panic!("{}: {e}", self.name));
         replayer.wait(&self.gpu, ticket).unwrap_or_else(|e| panic!("{}: {e}", self.name));
     }
 
     pub fn read<T: bytemuck::Pod>(&self, buffer: &Buffer) -> Vec<T> {
+        let _turn = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = self.gpu.read(&buffer.whole()).unwrap_or_else(|e| panic!("{}: {e}", self.name));
         bytemuck::pod_collect_to_vec(&bytes)
     }

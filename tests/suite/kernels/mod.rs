@@ -1,6 +1,9 @@
 //! Each kernel against its `reference()`, over odd shapes, on every adapter class that the machine can stand in for.
 
+mod attention;
 mod gpu;
 pub mod harness;
 mod matmul;
+mod rope_kv_write;
 mod rows;
+mod sample;

@@ -1,0 +1,462 @@
+// PagedAttention (Kwon et al. 2023): softmax(q k^T) v with keys and values read from their pages through the block
+// table. Decode and chunked prefill, rows of any length in one dispatch, causal, with a sliding window or none.
+//
+// A workgroup owns TQ tokens of a row and HEADS query heads of one kv head: NQ = TQ * HEADS queries that share each
+// load of K and V. Per query the arithmetic does not depend on TQ, on the neighbours or on where pages lie: for each
+// absolute range of 256 keys a partial (m, l, o) over tiles of KT keys, within a tile dims and keys ascending, one fma
+// each; partials are merged in ascending order. Results are thus equal bit for bit for every chunking and batch.
+//
+// SUBGROUP: one subgroup, no barrier. Lane = key for q k^T (KPL keys per lane), then lane = DPL dims of the output with
+// the probabilities spread by broadcasts of constant lanes. Otherwise: 64 lanes and workgroup memory.
+//
+// Grid: num_tokens * num_heads / HEADS workgroups; those whose token does not start a tile of its row end at once.
+#import grid
+#import step
+#import softmax
+
+struct Params {
+  num_heads: u32,
+  num_kv_heads: u32,
+  window: u32, // keys visible including the token itself; 0 is all
+  q_stride: u32,
+  out_stride: u32,
+}
+
+@group(0) @binding(0) var<storage, read> step_meta: array<u32>;
+// [num_tokens, q_stride]: heads of DP dims, scaled by log2(e) / sqrt(D)
+#ifdef SUBGROUP
+@group(0) @binding(1) var<storage, read> q: array<f32>;
+#else
+@group(0) @binding(1) var<storage, read> q: array<vec4<f32>>;
+#endif
+// [num_blocks, num_kv_heads, block_size, DP], f32 or f16 in pairs
+#ifdef KV_F32
+@group(0) @binding(2) var<storage, read> k_cache: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> v_cache: array<vec4<f32>>;
+#else
+@group(0) @binding(2) var<storage, read> k_cache: array<vec4<u32>>;
+#if DPL == 8
+@group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
+#else
+@group(0) @binding(3) var<storage, read> v_cache: array<vec2<u32>>;
+#endif
+#endif
+#ifdef I8
+#if DPL == 8
+@group(0) @binding(4) var<storage, read_write> yq: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
+#else
+@group(0) @binding(4) var<storage, read_write> yq: array<u32>; // [num_tokens, out_stride / 4] packed i8
+#endif
+@group(0) @binding(5) var<storage, read_write> ys: array<vec2<f32>>; // [num_tokens, out_stride / 32]
+#else
+@group(0) @binding(4) var<storage, read_write> y: array<f32>; // [num_tokens, out_stride]: heads of D dims, then zeros
+#endif
+@group(0) @binding(6) var<uniform> params: Params;
+
+/// Keys of a partial result.
+const RANGE: u32 = 256u;
+
+/// The tokens that a workgroup owns and the keys they see.
+struct Tile {
+  first: u32, // token
+  count: u32, // tokens; 0 when there is nothing to do
+  part: u32,  // which HEADS query heads
+  kv_head: u32,
+  table: u32, // start of the row's block table
+  position: u32, // of the first token
+  lowest: u32, // first key that any token sees
+  last: u32, // last key that any token sees
+}
+
+fn find_tile(item: u32) -> Tile {
+  let parts = params.num_heads / ${HEADS}u;
+  let first = item / parts;
+  if first >= num_tokens() {
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
+  }
+  let part = item % parts;
+  let row = row_of_token(first);
+  let begin = row_start(row);
+  let end = row_start(row + 1u);
+  var count = min(${TQ}u, end - first);
+#ifdef ONLY_SINGLE
+  count = select(0u, count, end - begin == 1u);
+#endif
+#ifdef SKIP_SINGLE
+  count = select(count, 0u, end - begin == 1u);
+#endif
+  count = select(0u, count, (first - begin) % ${TQ}u == 0u);
+  let first_position = position(first);
+  let lowest = select(0u, first_position + 1u - min(params.window, first_position + 1u), params.window > 0u);
+  let kv_head = part * ${HEADS}u / (params.num_heads / params.num_kv_heads);
+  return Tile(first, count, part, kv_head, block_table_start(row), first_position, lowest, first_position + count - 1u);
+}
+
+/// Row of the cache (in units of DP values) that holds a key of the tile's row.
+fn cache_row(tile: Tile, key: u32) -> u32 {
+  let size = block_size();
+  let shift = firstTrailingBit(size); // block sizes are powers of two
+  let block = block_table(tile.table + (key >> shift));
+  return ((block * params.num_kv_heads + tile.kv_head) << shift) + (key & (size - 1u));
+}
+
+#ifdef SUBGROUP
+@compute @workgroup_size(${SG})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id) lane: u32) {
+  let tile = find_tile(linear_workgroup(group));
+  if tile.count == 0u {
+    return;
+  }
+  // Queries beyond `count` repeat the last token and are not stored.
+#for n in 0..NQ
+  let token_${n} = tile.first + min(${n / HEADS}u, tile.count - 1u);
+  let position_${n} = tile.position + min(${n / HEADS}u, tile.count - 1u);
+  let lowest_${n} = select(0u, position_${n} + 1u - min(params.window, position_${n} + 1u), params.window > 0u);
+  let q_from_${n} = token_${n} * params.q_stride + (tile.part * ${HEADS}u + ${n % HEADS}u) * ${DP}u + (lane & ${QW - 1}u);
+  var total_m_${n} = MASKED;
+  var total_l_${n} = 0.0;
+#end
+#for c in 0..CPL
+  let chunk_${c} = min(lane + ${c * SG}u, ${DP / DPL - 1}u); // lanes beyond the head repeat its last dims
+#for n in 0..NQ
+#for i in 0..DPL / 4
+  var total_${n}_${c}_${i} = vec4(0.0);
+#end
+#end
+#end
+
+  for (var range = tile.lowest / RANGE; range <= tile.last / RANGE; range++) {
+#for n in 0..NQ
+    var m_${n} = MASKED;
+    var l_${n} = 0.0;
+#for c in 0..CPL
+#for i in 0..DPL / 4
+    var o_${n}_${c}_${i} = vec4(0.0);
+#end
+#end
+#end
+    let begin = max(range * RANGE, tile.lowest / ${KT}u * ${KT}u);
+    let end = min((range + 1u) * RANGE, tile.last + 1u);
+    for (var base = begin; base < end; base += ${KT}u) {
+      // Scores: lane = key.
+#for k in 0..KPL
+      let key_${k} = base + ${k * SG}u + lane;
+      let row_${k} = cache_row(tile, min(key_${k}, tile.last));
+#for n in 0..NQ
+      var s_${n}_${k} = 0.0;
+#end
+#end
+      for (var chunk = 0u; chunk < ${DP / 8}u; chunk++) {
+#for k in 0..KPL
+#ifdef KV_F32
+        let x_${k}_0 = k_cache[row_${k} * ${DP / 4}u + chunk * 2u];
+        let x_${k}_1 = k_cache[row_${k} * ${DP / 4}u + chunk * 2u + 1u];
+#else
+        let w_${k} = k_cache[row_${k} * ${DP / 8}u + chunk];
+        let x_${k}_0 = vec4(unpack2x16float(w_${k}.x), unpack2x16float(w_${k}.y));
+        let x_${k}_1 = vec4(unpack2x16float(w_${k}.z), unpack2x16float(w_${k}.w));
+#endif
+#end
+#for n in 0..NQ
+#for i in 0..8 / QW
+        let q_${n}_${i} = q[q_from_${n} + chunk * 8u + ${i * QW}u];
+#end
+#for e in 0..8
+        let q_${n}__${e} = subgroupBroadcast(q_${n}_${e / QW}, ${e % QW}u);
+#for k in 0..KPL
+        s_${n}_${k} = fma(q_${n}__${e}, x_${k}_${e / 4}[${e % 4}], s_${n}_${k});
+#end
+#end
+#end
+      }
+
+      // Online softmax.
+#for n in 0..NQ
+#for k in 0..KPL
+      let seen_${n}_${k} = key_${k} <= position_${n} && key_${k} >= lowest_${n};
+      s_${n}_${k} = select(MASKED, s_${n}_${k}, seen_${n}_${k});
+#end
+      var top_${n} = s_${n}_0;
+#for k in 1..KPL
+      top_${n} = max(top_${n}, s_${n}_${k});
+#end
+      top_${n} = max(m_${n}, subgroupMax(top_${n}));
+      let shrink_${n} = exp2_neg(m_${n} - top_${n});
+      m_${n} = top_${n};
+      l_${n} *= shrink_${n};
+#for k in 0..KPL
+      let p_${n}_${k} = select(0.0, exp2(s_${n}_${k} - top_${n}), seen_${n}_${k});
+#end
+#for c in 0..CPL
+#for i in 0..DPL / 4
+      o_${n}_${c}_${i} *= shrink_${n};
+#end
+#end
+#end
+
+      // Values: lane = dims, keys in ascending order. A loop over k, since unrolling it takes long to compile.
+      for (var k = 0u; k < ${KPL}u; k++) {
+        var rows = row_0;
+#for n in 0..NQ
+        var ps_${n} = p_${n}_0;
+#end
+#for k in 1..KPL
+        rows = select(rows, row_${k}, k == ${k}u);
+#for n in 0..NQ
+        ps_${n} = select(ps_${n}, p_${n}_${k}, k == ${k}u);
+#end
+#end
+#for j in 0..SG
+        {
+          let row = subgroupBroadcast(rows, ${j}u);
+#for n in 0..NQ
+          let p_${n} = subgroupBroadcast(ps_${n}, ${j}u);
+          l_${n} += p_${n};
+#end
+#for c in 0..CPL
+#ifdef KV_F32
+#for i in 0..DPL / 4
+          let v_${c}_${i} = v_cache[row * ${DP / 4}u + chunk_${c} * ${DPL / 4}u + ${i}u];
+#end
+#else
+          let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
+          let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
+#if DPL == 8
+          let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
+#endif
+#endif
+#for n in 0..NQ
+#for i in 0..DPL / 4
+          o_${n}_${c}_${i} = fma(vec4(p_${n}), v_${c}_${i}, o_${n}_${c}_${i});
+#end
+#end
+#end
+        }
+#end
+      }
+    }
+
+    // Merge this range into the ranges before it.
+#for n in 0..NQ
+    {
+      let top = max(total_m_${n}, m_${n});
+      let before = exp2_neg(total_m_${n} - top);
+      let here = exp2_neg(m_${n} - top);
+      total_m_${n} = top;
+      total_l_${n} = fma(l_${n}, here, total_l_${n} * before);
+#for c in 0..CPL
+#for i in 0..DPL / 4
+      total_${n}_${c}_${i} = fma(o_${n}_${c}_${i}, vec4(here), total_${n}_${c}_${i} * before);
+#end
+#end
+    }
+#end
+  }
+
+#for n in 0..NQ
+  if ${n / HEADS}u < tile.count {
+    let inverse = 1.0 / total_l_${n};
+    let head = tile.part * ${HEADS}u + ${n % HEADS}u;
+#for c in 0..CPL
+    {
+      let is_mine = lane + ${c * SG}u < ${DP / DPL}u;
+#for i in 0..DPL / 4
+      let out_${i} = total_${n}_${c}_${i} * inverse;
+#end
+#ifdef I8
+      // A group of 32 lies in 32 / DPL neighbouring lanes.
+      let abs_0 = abs(out_0);
+      var largest = max(max(abs_0.x, abs_0.y), max(abs_0.z, abs_0.w));
+#if DPL == 8
+      let abs_1 = abs(out_1);
+      largest = max(largest, max(max(abs_1.x, abs_1.y), max(abs_1.z, abs_1.w)));
+#endif
+      largest = max(largest, subgroupShuffleXor(largest, 1u));
+      largest = max(largest, subgroupShuffleXor(largest, 2u));
+#if DPL == 4
+      largest = max(largest, subgroupShuffleXor(largest, 4u));
+#endif
+      let to_q = select(0.0, 127.0 / largest, largest > 1.2e-38);
+      let q_0 = vec4<i32>(round(out_0 * to_q));
+      var sum = q_0.x + q_0.y + q_0.z + q_0.w;
+#if DPL == 8
+      let q_1 = vec4<i32>(round(out_1 * to_q));
+      sum += q_1.x + q_1.y + q_1.z + q_1.w;
+#endif
+      sum += subgroupShuffleXor(sum, 1u);
+      sum += subgroupShuffleXor(sum, 2u);
+#if DPL == 4
+      sum += subgroupShuffleXor(sum, 4u);
+#endif
+      let scale = largest / 127.0;
+      let to = token_${n} * params.out_stride + head * ${D}u + chunk_${c} * ${DPL}u;
+      if is_mine {
+#if DPL == 8
+        yq[to / 8u] = vec2(pack4xI8(q_0), pack4xI8(q_1));
+#else
+        yq[to / 4u] = pack4xI8(q_0);
+#endif
+        if to % 32u == 0u {
+          ys[to / 32u] = vec2(scale, scale * f32(sum));
+        }
+      }
+#else
+      let to = token_${n} * params.out_stride + head * ${D}u + chunk_${c} * ${DPL}u;
+#for e in 0..DPL
+      if is_mine && chunk_${c} * ${DPL}u + ${e}u < ${D}u {
+        y[to + ${e}u] = out_${e / 4}[${e % 4}];
+      }
+#end
+#endif
+    }
+#end
+#ifndef I8
+    if head + 1u == params.num_heads {
+      for (var pad = params.num_heads * ${D}u + lane; pad < params.out_stride; pad += ${SG}u) {
+        y[token_${n} * params.out_stride + pad] = 0.0;
+      }
+    }
+#endif
+  }
+#end
+}
+#else
+var<workgroup> scores: array<f32, ${NQ * KT}>; // [NQ, KT] scores, then probabilities
+var<workgroup> tops: array<f32, ${NQ}>; // largest score of the range so far
+var<workgroup> shrinks: array<f32, ${NQ}>;
+
+@compute @workgroup_size(${KT})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let tile = find_tile(linear_workgroup(group));
+  // No early return before barriers: an empty tile has no ranges.
+  let num_ranges = select(tile.last / RANGE + 1u, 0u, tile.count == 0u);
+#for n in 0..NQ
+  let position_${n} = tile.position + min(${n / HEADS}u, max(tile.count, 1u) - 1u);
+  let lowest_${n} = select(0u, position_${n} + 1u - min(params.window, position_${n} + 1u), params.window > 0u);
+  let q_from_${n} = ((tile.first + min(${n / HEADS}u, max(tile.count, 1u) - 1u)) * params.q_stride
+    + (tile.part * ${HEADS}u + ${n % HEADS}u) * ${DP}u) / 4u;
+#end
+  // Values: lane = four dims of the queries mine_0, mine_1, …
+  let dims = lane % ${DP / 4}u;
+  let is_busy = lane < ${DP / 4 * NG}u;
+#for i in 0..QPT
+  let mine_${i} = min(lane / ${DP / 4}u + ${i * NG}u, ${NQ - 1}u);
+  var total_m_${i} = MASKED;
+  var total_l_${i} = 0.0;
+  var total_${i} = vec4(0.0);
+#end
+
+  for (var range = tile.lowest / RANGE; range < num_ranges; range++) {
+    if lane < ${NQ}u {
+      tops[lane] = MASKED;
+    }
+#for i in 0..QPT
+    var l_${i} = 0.0;
+    var o_${i} = vec4(0.0);
+#end
+    let begin = max(range * RANGE, tile.lowest / ${KT}u * ${KT}u);
+    let end = min((range + 1u) * RANGE, tile.last + 1u);
+    for (var base = begin; base < end; base += ${KT}u) {
+      // Scores: lane = key.
+      let key = base + lane;
+      let key_row = cache_row(tile, min(key, tile.last));
+#for n in 0..NQ
+      var s_${n} = 0.0;
+#end
+      for (var chunk = 0u; chunk < ${DP / 8}u; chunk++) {
+#ifdef KV_F32
+        let x_0 = k_cache[key_row * ${DP / 4}u + chunk * 2u];
+        let x_1 = k_cache[key_row * ${DP / 4}u + chunk * 2u + 1u];
+#else
+        let w = k_cache[key_row * ${DP / 8}u + chunk];
+        let x_0 = vec4(unpack2x16float(w.x), unpack2x16float(w.y));
+        let x_1 = vec4(unpack2x16float(w.z), unpack2x16float(w.w));
+#endif
+#for n in 0..NQ
+        let q_${n}_0 = q[q_from_${n} + chunk * 2u];
+        let q_${n}_1 = q[q_from_${n} + chunk * 2u + 1u];
+#for e in 0..8
+        s_${n} = fma(q_${n}_${e / 4}[${e % 4}], x_${e / 4}[${e % 4}], s_${n});
+#end
+#end
+      }
+#for n in 0..NQ
+      let seen_${n} = key <= position_${n} && key >= lowest_${n};
+      scores[${n * KT}u + lane] = select(MASKED, s_${n}, seen_${n});
+#end
+      workgroupBarrier();
+
+      // Online softmax: lane = query, then lane = key.
+      if lane < ${NQ}u {
+        var top = tops[lane];
+        for (var j = 0u; j < ${KT}u; j++) {
+          top = max(top, scores[lane * ${KT}u + j]);
+        }
+        shrinks[lane] = exp2_neg(tops[lane] - top);
+        tops[lane] = top;
+      }
+      workgroupBarrier();
+#for n in 0..NQ
+      scores[${n * KT}u + lane] = select(0.0, exp2(scores[${n * KT}u + lane] - tops[${n}]), seen_${n});
+#end
+      workgroupBarrier();
+
+      // Values: keys in ascending order.
+#for i in 0..QPT
+      l_${i} *= shrinks[mine_${i}];
+      o_${i} *= shrinks[mine_${i}];
+#end
+      for (var j = 0u; j < ${KT}u; j++) {
+        let value_row = cache_row(tile, min(base + j, tile.last));
+#ifdef KV_F32
+        let v = v_cache[value_row * ${DP / 4}u + dims];
+#else
+        let w = v_cache[value_row * ${DP / 4}u + dims];
+        let v = vec4(unpack2x16float(w.x), unpack2x16float(w.y));
+#endif
+#for i in 0..QPT
+        let p_${i} = scores[mine_${i} * ${KT}u + j];
+        l_${i} += p_${i};
+        o_${i} = fma(vec4(p_${i}), v, o_${i});
+#end
+      }
+      workgroupBarrier();
+    }
+
+    // Merge this range into the ranges before it.
+#for i in 0..QPT
+    {
+      let top = max(total_m_${i}, tops[mine_${i}]);
+      let before = exp2_neg(total_m_${i} - top);
+      let here = exp2_neg(tops[mine_${i}] - top);
+      total_m_${i} = top;
+      total_l_${i} = fma(l_${i}, here, total_l_${i} * before);
+      total_${i} = fma(o_${i}, vec4(here), total_${i} * before);
+    }
+#end
+    workgroupBarrier();
+  }
+
+#for i in 0..QPT
+  {
+    let query = lane / ${DP / 4}u + ${i * NG}u;
+    let token = query / ${HEADS}u;
+    let head = tile.part * ${HEADS}u + query % ${HEADS}u;
+    let to = (tile.first + token) * params.out_stride;
+    if is_busy && token < tile.count {
+      let out = total_${i} / total_l_${i};
+#for e in 0..4
+      if dims * 4u + ${e}u < ${D}u {
+        y[to + head * ${D}u + dims * 4u + ${e}u] = out[${e}];
+      }
+#end
+      if dims == 0u && head + 1u == params.num_heads {
+        for (var pad = params.num_heads * ${D}u; pad < params.out_stride; pad++) {
+          y[to + pad] = 0.0;
+        }
+      }
+    }
+  }
+#end
+}
+#endif

@@ -1,0 +1,121 @@
+// From the fused projection to attention's inputs: RMSNorm of each q and k head (QK_NORM), rotary embedding, q scaled
+// for a base-2 softmax, k and v into their slots of the paged cache.
+// A lane owns a whole head of a token, so it writes whole words and sums squares in order of the dims.
+// Values that are not finite enter the cache as 0, others within what f16 holds: a broken row cannot reach its
+// neighbours through masked keys. (The row itself still shows: its q is not finite.)
+// Grid: ceil(num_tokens * (num_heads + 2 * num_kv_heads) / workgroup size) workgroups.
+#import grid
+#import step
+
+struct Params {
+  num_heads: u32,
+  num_kv_heads: u32,
+  qkv_stride: u32,
+  q_stride: u32,
+  q_scale: f32,
+  rms_eps: f32,
+}
+
+@group(0) @binding(0) var<storage, read> step_meta: array<u32>;
+@group(0) @binding(1) var<storage, read> qkv: array<vec2<f32>>; // [num_tokens, qkv_stride / 2]: q heads, k heads, v heads
+@group(0) @binding(2) var<storage, read> rope: array<vec2<f32>>; // [max_position, ROT / 2]: (cos, sin)
+#ifdef QK_NORM
+@group(0) @binding(3) var<storage, read> gains: array<vec2<f32>>; // [2, D / 2]: of q, of k
+#endif
+@group(0) @binding(4) var<storage, read_write> q: array<vec2<f32>>; // [num_tokens, q_stride / 2]: heads of DP dims
+#ifdef KV_F32
+@group(0) @binding(5) var<storage, read_write> k_cache: array<vec2<f32>>; // [num_blocks, num_kv_heads, block_size, DP / 2]
+@group(0) @binding(6) var<storage, read_write> v_cache: array<vec2<f32>>;
+#else
+@group(0) @binding(5) var<storage, read_write> k_cache: array<u32>; // [num_blocks, num_kv_heads, block_size, DP / 2]
+@group(0) @binding(6) var<storage, read_write> v_cache: array<u32>;
+#endif
+@group(0) @binding(7) var<uniform> params: Params;
+
+fn finite_or_zero(x: f32) -> f32 {
+  return select(x, 0.0, (bitcast<u32>(x) & 0x7f800000u) == 0x7f800000u);
+}
+
+#ifdef KV_F32
+fn cached(x: vec2<f32>) -> vec2<f32> {
+  return vec2(finite_or_zero(x.x), finite_or_zero(x.y));
+}
+#else
+fn cached(x: vec2<f32>) -> u32 {
+  return pack2x16float(clamp(vec2(finite_or_zero(x.x), finite_or_zero(x.y)), vec2(-65504.0), vec2(65504.0)));
+}
+#endif
+
+@compute @workgroup_size(${WG})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+  let num_heads = params.num_heads + 2u * params.num_kv_heads;
+  let item = linear_workgroup(group) * ${WG}u + lane;
+  let token = item / num_heads;
+  if token >= num_tokens() {
+    return;
+  }
+  let head = item % num_heads;
+  let is_q = head < params.num_heads;
+  let is_v = head >= params.num_heads + params.num_kv_heads;
+  let kv_head = (head - params.num_heads) % params.num_kv_heads; // of k and v heads
+  let source = (token * params.qkv_stride + head * ${D}u) / 2u;
+
+  var scale = 1.0;
+#ifdef QK_NORM
+  var sum = 0.0;
+  for (var i = 0u; i < ${D / 2}u; i++) {
+    let x = qkv[source + i];
+    sum = fma(x.x, x.x, sum);
+    sum = fma(x.y, x.y, sum);
+  }
+  scale = inverseSqrt(sum / ${D}.0 + params.rms_eps);
+  scale = select(scale, 1.0, is_v);
+  let gain_from = select(0u, ${D / 2}u, !is_q);
+#endif
+  let q_scale = select(1.0, params.q_scale, is_q);
+
+  let slot = kv_slot(token);
+  let size = block_size();
+  let cache_row = ((slot / size) * params.num_kv_heads + kv_head) * size + slot % size;
+  let q_to = (token * params.q_stride + head * ${DP}u) / 2u;
+  let rope_from = position(token) * ${ROT / 2}u;
+
+  for (var i = 0u; i < ${DP / 2}u; i++) {
+    // Dims 2i and 2i + 1; dims beyond D are padding, dims beyond ROT and v heads do not turn.
+    let inside = i < ${D / 2}u;
+    let at = min(i, ${D / 2 - 1}u);
+    let turns = i < ${ROT / 2}u && !is_v;
+#ifdef INTERLEAVED
+    let partner_at = at;
+    let angle = rope[rope_from + min(i, ${ROT / 2 - 1}u)];
+    let cosine = select(vec2(1.0), vec2(angle.x), turns);
+    let sine = select(vec2(0.0), vec2(-angle.y, angle.y), turns);
+#else
+    let upper = i >= ${ROT / 4}u;
+    let partner_at = select(at, select(i + ${ROT / 4}u, i - ${ROT / 4}u, upper), turns);
+    let pair = min(select(2u * i, 2u * i - ${ROT / 2}u, upper), ${ROT / 2 - 2}u);
+    let angle_0 = rope[rope_from + pair];
+    let angle_1 = rope[rope_from + pair + 1u];
+    let sign = select(-1.0, 1.0, upper);
+    let cosine = select(vec2(1.0), vec2(angle_0.x, angle_1.x), turns);
+    let sine = select(vec2(0.0), vec2(angle_0.y, angle_1.y) * sign, turns);
+#endif
+    var x = qkv[source + at] * scale;
+    var partner = qkv[source + partner_at] * scale;
+#ifdef QK_NORM
+    x *= select(gains[gain_from + at], vec2(1.0), is_v);
+    partner *= select(gains[gain_from + partner_at], vec2(1.0), is_v);
+#endif
+#ifdef INTERLEAVED
+    partner = partner.yx;
+#endif
+    let y = select(vec2(0.0), fma(x, cosine, partner * sine) * q_scale, inside);
+    if is_q {
+      q[q_to + i] = y;
+    } else if is_v {
+      v_cache[cache_row * ${DP / 2}u + i] = cached(y);
+    } else {
+      k_cache[cache_row * ${DP / 2}u + i] = cached(y);
+    }
+  }
+}

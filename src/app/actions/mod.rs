@@ -1,0 +1,6 @@
+//! One function per command, grouped by what it changes.
+
+pub(super) mod chats;
+pub(super) mod messages;
+pub(super) mod models;
+pub(super) mod panes;

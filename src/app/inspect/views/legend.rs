@@ -1,0 +1,158 @@
+//! What the marks mean, how many blocks each stands for, and the filter that a click sets.
+
+use super::block_look::BlockFilter;
+use super::paint::{Quads, small};
+use crate::app::format;
+use crate::app::inspect::map::BlockMap;
+use crate::app::inspect::model::{InspectModel, Owner};
+use crate::app::theme::{Theme, mix, radius, space};
+use egui::{Color32, CornerRadius, Rect, Response, Role, ScrollArea, Sense, Ui, WidgetInfo, pos2, vec2};
+use std::collections::BTreeMap;
+
+/// Shapes shown beside a legend entry.
+#[derive(Clone, Copy)]
+enum Icon {
+    Owner(Color32),
+    Shared,
+    CachedIdle,
+    Free,
+    Tail,
+    Evicted,
+}
+
+/// Exclusively held blocks by owner, largest first.
+pub fn owner_counts(model: &InspectModel, map: &BlockMap) -> Vec<(Owner, u32)> {
+    let mut by_owner: BTreeMap<u64, (Owner, u32)> = BTreeMap::new();
+    for (&request, &n) in &map.counts().exclusive {
+        let owner = model.owner_of(request);
+        by_owner.entry(owner.id).or_insert((owner, 0)).1 += n;
+    }
+    let mut counts: Vec<(Owner, u32)> = by_owner.into_values().collect();
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.id.cmp(&b.0.id)));
+    counts
+}
+
+/// The legend, one line that scrolls sideways when there are many owners.
+pub fn legend_ui(ui: &mut Ui, filter: &mut Option<BlockFilter>, model: &InspectModel, map: &BlockMap, theme: &Theme) {
+    let counts = map.counts();
+    let full_width = ui.available_width();
+    ScrollArea::horizontal().id_salt("legend").auto_shrink([false, true]).show(ui, |ui| {
+        ui.horizontal(|ui| {
+            ui.spacing_mut().item_spacing.x = space::XS;
+            let left = ui.cursor().left();
+            let fixed = [
+                (Icon::Shared, "shared", counts.shared, BlockFilter::Shared),
+                (Icon::CachedIdle, "cached", counts.cached_idle, BlockFilter::CachedIdle),
+                (Icon::Free, "free", counts.free, BlockFilter::Free),
+            ];
+            for (icon, label, n, value) in fixed {
+                chip(ui, theme, icon, (label, f32::INFINITY), n, value, filter);
+            }
+            for (icon, label) in [(Icon::Tail, "partly filled"), (Icon::Evicted, "just evicted")] {
+                let (rect, _) = ui.allocate_exact_size(vec2(14.0, 20.0), Sense::hover());
+                paint_icon(ui, theme, icon, Rect::from_center_size(rect.center(), vec2(11.0, 11.0)));
+                ui.label(small(label, theme.text_weak));
+                ui.add_space(space::XS);
+            }
+            let owners = owner_counts(model, map);
+            let room = full_width - (ui.cursor().left() - left) - owners.len() as f32 * 60.0;
+            // Where names would be cut to nothing, the line scrolls instead.
+            let share = room / owners.len().max(1) as f32;
+            let width = if share < 48.0 { 96.0 } else { share.min(150.0) };
+            for (owner, n) in owners {
+                let icon = Icon::Owner(theme.owner_color(owner.hue));
+                chip(ui, theme, icon, (&owner.label, width), n, BlockFilter::Owner(owner.id), filter);
+            }
+        });
+    });
+}
+
+fn chip(
+    ui: &mut Ui,
+    theme: &Theme,
+    icon: Icon,
+    (label, width): (&str, f32),
+    n: u32,
+    value: BlockFilter,
+    filter: &mut Option<BlockFilter>,
+) {
+    let is_on = *filter == Some(value);
+    let response = chip_button(ui, theme, icon, (label, width), &format::count(u64::from(n)), is_on);
+    let words = format!("Show only {label}: {}", format::counted(u64::from(n), "block"));
+    response.widget_info(|| WidgetInfo::selected(Role::Button, true, is_on, &words));
+    if response.on_hover_text(words.as_str()).clicked() {
+        *filter = if is_on { None } else { Some(value) };
+    }
+}
+
+fn chip_button(
+    ui: &mut Ui,
+    theme: &Theme,
+    icon: Icon,
+    (label, width): (&str, f32),
+    count: &str,
+    is_on: bool,
+) -> Response {
+    let layout = |text: &str, width: f32, color| {
+        let mut job = egui::text::LayoutJob::simple_singleline(text.to_owned(), super::paint::small_font(), color);
+        job.wrap = egui::text::TextWrapping::truncate_at_width(width);
+        ui.painter().layout_job(job)
+    };
+    let (label, count) = (layout(label, width, theme.text), layout(count, f32::INFINITY, theme.text_weak));
+    let size = vec2(26.0 + label.size().x + 5.0 + count.size().x + 6.0, 22.0);
+    let (rect, response) = ui.allocate_exact_size(size, Sense::click());
+    let fill = match (is_on, response.hovered()) {
+        (true, _) => theme.accent_bg,
+        (false, true) => theme.bg_hover,
+        (false, false) => Color32::TRANSPARENT,
+    };
+    ui.painter().rect_filled(rect, CornerRadius::same(radius::MEDIUM), fill);
+    paint_icon(ui, theme, icon, Rect::from_center_size(pos2(rect.left() + 13.0, rect.center().y), vec2(11.0, 11.0)));
+    let mut x = rect.left() + 24.0;
+    for galley in [label, count] {
+        let y = rect.center().y - galley.size().y / 2.0;
+        let width = galley.size().x;
+        ui.painter().galley(pos2(x, y), galley, theme.text);
+        x += width + 5.0;
+    }
+    response
+}
+
+fn paint_icon(ui: &Ui, theme: &Theme, icon: Icon, rect: Rect) {
+    let rect = super::paint::snap(ui, rect);
+    let mut quads = Quads::default();
+    let neutral = theme.text_weak;
+    match icon {
+        Icon::Owner(color) => quads.rect(rect, color),
+        Icon::Shared => {
+            quads.rect(rect, neutral);
+            let c = rect.right_top();
+            quads.triangle([c, c - vec2(7.0, 0.0), c + vec2(0.0, 7.0)], theme.bg_panel);
+            quads.triangle([c, c - vec2(5.0, 0.0), c + vec2(0.0, 5.0)], theme.text_strong);
+        }
+        Icon::CachedIdle => quads.outline(rect, 1.0, neutral),
+        Icon::Free => quads.rect(Rect::from_center_size(rect.center(), vec2(3.0, 3.0)), theme.text_faint),
+        Icon::Tail => {
+            quads.rect(rect, mix(theme.bg_panel, neutral, 0.28));
+            quads.rect(Rect::from_min_max(pos2(rect.left(), rect.center().y), rect.max), neutral);
+        }
+        Icon::Evicted => quads.hatch(rect, theme.error),
+    }
+    quads.paint(ui.painter());
+}
+
+/// Totals beside the picture: "110 of 128 blocks used · sharing saves 18 blocks = 9 MiB".
+pub fn totals_words(model: &InspectModel, map: &BlockMap) -> String {
+    let counts = map.counts();
+    let total = u64::from(counts.total());
+    let mut out = format!("{} of {} used", format::count(u64::from(counts.used())), format::counted(total, "block"),);
+    if counts.saved > 0 {
+        let saved = u64::from(counts.saved);
+        let bytes = saved * model.snapshot().kv_bytes_per_block;
+        out += &format!(" · sharing saves {}", format::counted(saved, "block"));
+        if bytes > 0 {
+            out += &format!(" = {}", format::bytes(bytes));
+        }
+    }
+    out
+}

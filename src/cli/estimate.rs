@@ -1,0 +1,81 @@
+//! `kvasir estimate`: memory that a model needs here, and whether it fits. No adapter is opened, nothing is loaded.
+
+use super::args::ModelArgs;
+use super::error::{CliResult, Exit};
+use super::{out, session};
+use crate::engine::handle::FailureKind;
+use crate::engine::loader::LoadFailure;
+use crate::engine::memory_plan::{self, Machine};
+use crate::memory;
+use crate::model::Model;
+use serde_json::json;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct EstimateArgs {
+    /// The model (also as --model)
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub name: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+pub fn run(args: &EstimateArgs) -> CliResult {
+    let file = session::config()?;
+    let options = session::options(&args.model, &file, None, |_| {})?;
+    let path = session::local_path(args.name.as_deref().or(args.model.model.as_deref()))?;
+    let model = Model::open(&path).map_err(LoadFailure::from)?;
+    let machine = Machine { is_cpu: true, available_bytes: memory_plan::available_memory() };
+    let spec = model.spec();
+    match memory_plan::plan(&model, &options, machine) {
+        Ok(plan) => {
+            if args.json {
+                out::json(&json!({
+                    "weights_bytes": plan.memory.weights_bytes,
+                    "kv_bytes_per_token": plan.memory.kv_bytes_per_token,
+                    "kv_bytes": plan.memory.kv_bytes,
+                    "num_blocks": plan.memory.num_blocks,
+                    "workspace_bytes": plan.memory.workspace_bytes,
+                    "total_bytes": plan.memory.total_bytes,
+                    "available_bytes": machine.available_bytes,
+                    "fits": true,
+                    "max_model_len": plan.max_model_len,
+                }))?;
+            } else {
+                out::text(&out::table(&[
+                    vec!["weights".into(), out::bytes(plan.memory.weights_bytes)],
+                    vec!["KV cache".into(), kv_words(&plan)],
+                    vec!["workspace".into(), out::bytes(plan.memory.workspace_bytes)],
+                    vec!["total".into(), out::bytes(plan.memory.total_bytes)],
+                    vec!["free now".into(), machine.available_bytes.map_or("not known".into(), out::bytes)],
+                    vec!["context".into(), format!("{} of {} tokens", plan.max_model_len, spec.max_position)],
+                ]))?;
+            }
+            Ok(Exit::Ok)
+        }
+        Err(failure) if failure.kind == FailureKind::DoesNotFit && args.json => {
+            let element_bytes = if options.precise { 4 } else { 2 };
+            out::json(&json!({
+                "weights_bytes": memory_plan::weights_bytes(&model).map_err(LoadFailure::from)?,
+                "kv_bytes_per_token": memory::kv_bytes_per_token(spec, element_bytes),
+                "available_bytes": machine.available_bytes,
+                "fits": false,
+                "max_model_len": spec.max_position,
+                "suggestion": failure.fix,
+            }))?;
+            Err(failure.into())
+        }
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+fn kv_words(plan: &memory_plan::EnginePlan) -> String {
+    format!(
+        "{} ({} blocks, {} per token)",
+        out::bytes(plan.memory.kv_bytes),
+        plan.memory.num_blocks,
+        out::bytes(plan.memory.kv_bytes_per_token)
+    )
+}

@@ -1,0 +1,176 @@
+//! `kvasir eval`: raw logits and perplexity, for comparing with references.
+
+use super::args::{ModelArgs, token_lists};
+use super::error::{CliError, CliResult, Exit};
+use super::{interrupt, out, session};
+use crate::engine::loader::{self, Loaded};
+use crate::engine::logits::{LogitsPlan, all_logits, nll};
+use crate::engine::options::LoadRequest;
+use crate::executor::ExecError;
+use crate::ids::TokenId;
+use crate::tokenizer::AddSpecial;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Rows of a batch that the executor is built for.
+const MAX_ROWS: usize = 256;
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum EvalCommand {
+    /// Logits of every position of given token lists
+    Logits(LogitsArgs),
+    /// Perplexity of a text, as one window without special tokens
+    Perplexity(PerplexityArgs),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct LogitsArgs {
+    /// [[ids…], …] as JSON
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    /// Receives tensors logits.<i>, f32 [len, vocab]
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Tokens of a prompt per step (default: as many as a step holds)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk: Option<u32>,
+    /// All prompts in one batch
+    #[arg(long)]
+    pub batched: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct PerplexityArgs {
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Tokens per step (default: as many as a step holds)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk: Option<u32>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+pub fn run(command: &EvalCommand) -> CliResult {
+    match command {
+        EvalCommand::Logits(args) => logits(args),
+        EvalCommand::Perplexity(args) => perplexity(args),
+    }
+}
+
+fn logits(args: &LogitsArgs) -> CliResult {
+    let prompts = token_lists("--tokens", &args.tokens)?;
+    if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+        return Err(CliError::usage(format!("--tokens: an empty list has no logits: {}", args.tokens.display())));
+    }
+    if args.batched && prompts.len() > MAX_ROWS {
+        return Err(CliError::usage(format!("--batched takes at most {MAX_ROWS} prompts, not {}", prompts.len())));
+    }
+    let (mut loaded, plan) = open(&args.model, &prompts, args.chunk, args.batched)?;
+    let started = Instant::now();
+    let vocab = loaded.executor.vocab_size() as usize;
+    let mut all: Vec<Vec<u8>> = prompts.iter().map(|p| Vec::with_capacity(p.len() * vocab * 4)).collect();
+    all_logits(&mut *loaded.executor, &prompts, plan, &mut |prompt_idx, _, rows| {
+        all[prompt_idx].extend(rows.iter().flat_map(|x| x.to_le_bytes()));
+    })
+    .map_err(step_failed)?;
+    let seconds = started.elapsed().as_secs_f64();
+    write_logits(args, &prompts, &all, vocab)?;
+    let num_tokens: usize = prompts.iter().map(Vec::len).sum();
+    if args.json {
+        out::json(&json!({ "prompts": prompts.len(), "tokens": num_tokens, "seconds": seconds }))?;
+    } else {
+        out::line(&format!("{num_tokens} tokens of {} prompts in {seconds:.2} s", prompts.len()))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn write_logits(args: &LogitsArgs, prompts: &[Vec<TokenId>], all: &[Vec<u8>], vocab: usize) -> Result<(), CliError> {
+    let fault = |e: &dyn std::fmt::Display| CliError::failure(format!("--out: {e}: {}", args.out.display()));
+    let mut tensors = Vec::new();
+    for (i, (prompt, bytes)) in prompts.iter().zip(all).enumerate() {
+        let view = TensorView::new(Dtype::F32, vec![prompt.len(), vocab], bytes).map_err(|e| fault(&e))?;
+        tensors.push((format!("logits.{i}"), view));
+    }
+    safetensors::serialize_to_file(tensors, None, &args.out).map_err(|e| fault(&e))
+}
+
+fn perplexity(args: &PerplexityArgs) -> CliResult {
+    let text = super::args::read_text("FILE", &args.file)?;
+    let tokenizer = session::tokenizer_of_model(args.model.model.as_deref())?;
+    let tokens = tokenizer.encode(&text, AddSpecial::No).map_err(|e| CliError::failure(e.to_string()))?;
+    if tokens.len() < 2 {
+        return Err(CliError::usage(format!("a text of at least two tokens is wanted: {}", args.file.display())));
+    }
+    let prompts = [tokens];
+    let (mut loaded, plan) = open(&args.model, &prompts, args.chunk, false)?;
+    let vocab = loaded.executor.vocab_size() as usize;
+    let targets = &prompts[0];
+    let mut sum = 0.0;
+    all_logits(&mut *loaded.executor, &prompts, plan, &mut |_, first, rows| {
+        for (i, row) in rows.chunks_exact(vocab).enumerate() {
+            if let Some(&target) = targets.get(first + i + 1) {
+                sum += nll(row, target);
+            }
+        }
+    })
+    .map_err(step_failed)?;
+    let mean = sum / (targets.len() - 1) as f64;
+    if !mean.is_finite() {
+        return Err(CliError::failure("the model produced logits that are not numbers")
+            .with_fix("try --precise; if that helps, please report the adapter and the model"));
+    }
+    if args.json {
+        out::json(&json!({ "tokens": targets.len(), "nll": mean, "ppl": mean.exp() }))?;
+    } else {
+        out::line(&format!("perplexity {:.4} over {} tokens (mean nll {mean:.5})", mean.exp(), targets.len()))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// An executor that is just large enough for the prompts.
+fn open(
+    args: &ModelArgs,
+    prompts: &[Vec<TokenId>],
+    chunk: Option<u32>,
+    is_batched: bool,
+) -> Result<(Loaded, LogitsPlan), CliError> {
+    let file = session::config()?;
+    let mut plan = LogitsPlan { chunk, is_batched, max_tokens_per_step: 0 };
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) as u32;
+    let options = session::options(args, &file, None, |options| {
+        let needs = plan.needs(prompts, options.block_size);
+        let wanted = chunk.unwrap_or(longest).min(longest).saturating_mul(needs.num_rows);
+        options.max_num_batched_tokens = options.max_num_batched_tokens.min(wanted);
+        options.num_gpu_blocks_override = Some(needs.num_blocks.max(2));
+        options.max_num_seqs = needs.num_rows;
+        options.max_model_len = Some(longest + 1);
+        plan.max_tokens_per_step = options.max_num_batched_tokens;
+    })?;
+    let source = session::source(args.model.as_deref(), &file)?;
+    let mut progress = session::Progress::default();
+    let loaded = loader::load(&LoadRequest { source, options }, &mut |p| {
+        progress.show(p.phase, p.done, p.total);
+        interrupt::presses() == 0
+    });
+    progress.clear();
+    let loaded = loaded?;
+    let vocab = loaded.executor.vocab_size();
+    if let Some(&token) = prompts.iter().flatten().find(|&&t| t >= vocab) {
+        return Err(crate::protocol::RunError::TokenOutOfRange { token, vocab }.into());
+    }
+    Ok((loaded, plan))
+}
+
+fn step_failed(error: ExecError) -> CliError {
+    CliError::failure(error.to_string())
+}

@@ -1,0 +1,231 @@
+//! `kvasir generate`: completions of one or several prompts in one batch.
+
+use super::args::{ModelArgs, SamplingArgs, token_lists};
+use super::error::{CliError, CliResult, Exit};
+use super::{interrupt, out, session};
+use crate::config::HumanInt;
+use crate::engine::Run;
+use crate::engine::handle::LoadedModel;
+use crate::ids::TokenId;
+use crate::protocol::{
+    EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, TokenLogprobs, Usage,
+};
+use crate::tokenizer::{AddSpecial, Tokenizer};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Tokens of an output where nothing is said.
+const DEFAULT_MAX_TOKENS: u32 = 256;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct GenerateArgs {
+    /// What to continue, or with --chat what to answer
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Option<String>,
+    /// A further prompt (repeatable); all run as one batch
+    #[arg(long = "prompt", value_name = "TEXT")]
+    pub prompts: Vec<String>,
+    /// Take prompts as token ids: [ids…] or [[ids…], …] as JSON
+    #[arg(long, value_name = "FILE", conflicts_with = "chat")]
+    pub token_ids: Option<PathBuf>,
+    /// Apply the model's chat template
+    #[arg(long)]
+    pub chat: bool,
+    /// What the assistant is told first
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
+    /// Outputs per prompt
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub n: u32,
+    /// At most this many tokens per output (default: 256, less where the context ends before)
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<HumanInt>,
+    /// Print one JSON object per prompt
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// One finished output.
+#[derive(Debug, Default)]
+pub struct Output {
+    pub text: String,
+    pub token_ids: Vec<TokenId>,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub finish: Option<FinishReason>,
+    pub usage: Usage,
+    pub timings: RunTimings,
+}
+
+pub fn run(args: &GenerateArgs) -> CliResult {
+    let token_prompts = args.token_ids.as_ref().map(|path| token_lists("--token-ids", path)).transpose()?;
+    let num_texts = usize::from(args.prompt.is_some()) + args.prompts.len();
+    if num_texts == 0 && token_prompts.is_none() {
+        return Err(CliError::usage("a prompt is wanted: kvasir generate \"Once upon a time\""));
+    }
+    let num_requests = (num_texts + token_prompts.as_ref().map_or(0, Vec::len)) * args.n as usize;
+    let session = session::open(&args.model, args.sampling.seed, |options| {
+        options.max_queue = options.max_queue.max(num_requests as u32);
+    })?;
+    let mut prompts = token_prompts.unwrap_or_default();
+    for text in args.prompt.iter().chain(&args.prompts) {
+        prompts.push(encode(args, &session.model, text)?);
+    }
+    let runs = submit_all(args, &session, &prompts)?;
+    let streams_text = !args.json && num_requests == 1;
+    for (prompt, runs) in prompts.iter().zip(runs) {
+        let mut outputs = Vec::new();
+        for run in runs {
+            let show = |delta: &str| if streams_text { out::text(delta) } else { Ok(()) };
+            outputs.push(collect(&run, show)?);
+        }
+        report(args, &session.model, prompt, &outputs, streams_text)?;
+    }
+    session.engine.shutdown();
+    Ok(Exit::Ok)
+}
+
+fn encode(args: &GenerateArgs, model: &LoadedModel, text: &str) -> Result<Vec<TokenId>, CliError> {
+    if !args.chat {
+        return model.tokenizer.encode(text, AddSpecial::Yes).map_err(|e| CliError::failure(e.to_string()));
+    }
+    let mut messages = Vec::new();
+    if let Some(system) = &args.system {
+        messages.push(json!({ "role": "system", "content": system }));
+    }
+    messages.push(json!({ "role": "user", "content": text }));
+    session::encode_chat(model, &Value::from(messages))
+}
+
+/// One list of runs per prompt, all submitted before the first is read.
+fn submit_all(
+    args: &GenerateArgs,
+    session: &session::Session,
+    prompts: &[Vec<TokenId>],
+) -> Result<Vec<Vec<Run>>, CliError> {
+    let mut all = Vec::new();
+    for (i, prompt) in prompts.iter().enumerate() {
+        let mut runs = Vec::new();
+        let room = session.model.max_model_len.saturating_sub(prompt.len() as u32).max(1);
+        let max_tokens = args.max_tokens.unwrap_or(HumanInt(DEFAULT_MAX_TOKENS.min(room)));
+        for choice in 0..args.n {
+            let sampling = args.sampling.params(&session.model.defaults);
+            runs.push(session.engine.submit(GenerateRequest {
+                owner: OwnerTag { id: i as u64, label: format!("prompt {}", i + 1) },
+                prompt: prompt.clone(),
+                sampling: SamplingParams { seed: sampling.seed.map(|s| choice_seed(s, choice)), ..sampling },
+                stop: args.sampling.stop_rules(Some(max_tokens)),
+                cache_salt: 0,
+            })?);
+        }
+        all.push(runs);
+    }
+    Ok(all)
+}
+
+/// Each choice draws from its own stream; the first is that of a single output.
+fn choice_seed(seed: u64, choice: u32) -> u64 {
+    seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// Reads a run to its end, showing text as it comes. Ctrl-C ends it with exit code 130.
+pub fn collect(run: &Run, mut show: impl FnMut(&str) -> Result<(), CliError>) -> Result<Output, CliError> {
+    let mut output = Output::default();
+    loop {
+        interrupt::check()?;
+        match run.recv_timeout(Duration::from_millis(100)) {
+            Some(EngineEvent::Text { delta, tokens, logprobs }) => {
+                show(&delta)?;
+                output.text.push_str(&delta);
+                output.token_ids.extend(tokens);
+                output.logprobs.extend(logprobs);
+            }
+            Some(EngineEvent::Finished { reason, usage, timings }) => {
+                return Ok(Output { finish: Some(reason), usage, timings, ..output });
+            }
+            Some(EngineEvent::Failed { error }) => return Err(error.into()),
+            Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
+        }
+    }
+}
+
+fn report(
+    args: &GenerateArgs,
+    model: &LoadedModel,
+    prompt: &[TokenId],
+    outputs: &[Output],
+    was_streamed: bool,
+) -> Result<(), CliError> {
+    if args.json {
+        return out::json(&prompt_json(model, prompt, outputs));
+    }
+    if was_streamed {
+        return out::text("\n");
+    }
+    outputs.iter().try_for_each(|output| out::text(&format!("{}\n\n", output.text.trim_end())))
+}
+
+fn prompt_json(model: &LoadedModel, prompt: &[TokenId], outputs: &[Output]) -> Value {
+    let items: Vec<Value> = outputs.iter().enumerate().map(|(i, o)| output_json(i, o, &model.tokenizer)).collect();
+    let sum = |f: fn(&Output) -> u32| outputs.iter().map(f).sum::<u32>();
+    let output_tokens = sum(|o| o.usage.output_tokens);
+    json!({
+        "model": model.name,
+        "prompt_tokens": prompt.len(),
+        "outputs": items,
+        "usage": {
+            "prompt_tokens": prompt.len(),
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt.len() as u32 + output_tokens,
+            "cached_tokens": outputs.first().map_or(0, |o| o.usage.cached_tokens),
+            "preemptions": sum(|o| o.usage.preemptions),
+        },
+        "timings": timings_json(outputs),
+    })
+}
+
+fn output_json(index: usize, output: &Output, tokenizer: &Tokenizer) -> Value {
+    let mut item = json!({
+        "index": index,
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish.as_ref().map(FinishReason::api_word),
+    });
+    if !output.logprobs.is_empty() {
+        let one = |token: TokenId, logprob: f32| json!({ "token_id": token, "token": tokenizer.token_text(token), "logprob": logprob });
+        let rows: Vec<Value> = output
+            .logprobs
+            .iter()
+            .map(|row| {
+                let mut value = one(row.token, row.logprob);
+                value["top"] = row.top.iter().map(|&(token, logprob)| one(token, logprob)).collect();
+                value
+            })
+            .collect();
+        item["logprobs"] = Value::from(rows);
+    }
+    item
+}
+
+/// Of the first output: the others share its batch.
+fn timings_json(outputs: &[Output]) -> Value {
+    let Some(first) = outputs.first() else { return Value::Null };
+    let (timings, usage) = (first.timings, first.usage);
+    json!({
+        "ttft_ms": timings.ttft_us as f64 / 1e3,
+        "decode_tok_s": rate(usage.output_tokens.saturating_sub(1), timings.decode_us),
+        "prefill_tok_s": rate(
+            usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+            timings.ttft_us.saturating_sub(timings.queue_us),
+        ),
+    })
+}
+
+/// Tokens per second; null when there is nothing to divide.
+pub fn rate(tokens: u32, us: u64) -> Option<f64> {
+    (tokens > 0 && us > 0).then(|| f64::from(tokens) * 1e6 / us as f64)
+}

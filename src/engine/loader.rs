@@ -1,0 +1,260 @@
+//! From a name to a running executor: find or download the model, check its files, plan the memory, open the adapter,
+//! upload the weights.
+//!
+//! Guarantees: files are checked in full before an adapter is opened; every failure says what, why and how to mend it; a
+//! load can be cancelled between any two reports of progress.
+
+use super::handle::{AdapterSummary, EngineStatus, FailureKind, GenerationDefaults, LoadedModel};
+use super::memory_plan::{self, Machine};
+use super::options::{BackendChoice, EngineOptions, LoadRequest, ModelSource};
+use super::text_side::{self, TextSide};
+use crate::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
+use crate::executor::{Executor, LoadError};
+use crate::gpu::{Gpu, GpuBackend, GpuError, GpuRequest};
+use crate::model::hub::{self, FetchProgress, FetchStage};
+use crate::model::{Model, ModelError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How to get an adapter where there is none.
+pub const ADAPTER_FIX: &str = "install a Vulkan driver (Debian and Ubuntu: sudo apt install libvulkan1 \
+                               mesa-vulkan-drivers); `kvasir doctor` shows what is found";
+
+/// What a load is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    pub phase: &'a str,
+    pub done: u64,
+    /// 0 while it is not known.
+    pub total: u64,
+}
+
+/// Reports progress; false cancels.
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress<'_>) -> bool;
+
+/// Builds the executor again after the device was lost.
+pub type Rebuild = Box<dyn FnMut(OnProgress<'_>) -> Result<Box<dyn Executor>, LoadFailure> + Send>;
+
+/// A model ready to run.
+pub struct Loaded {
+    pub model: Arc<LoadedModel>,
+    pub executor: Box<dyn Executor>,
+    pub options: EngineOptions,
+    pub rebuild: Rebuild,
+}
+
+/// Why a model could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadFailure {
+    pub kind: FailureKind,
+    pub message: String,
+    pub fix: Option<String>,
+}
+
+impl LoadFailure {
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        LoadFailure { kind, message: message.into(), fix: None }
+    }
+
+    pub fn engine(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Engine, message)
+    }
+
+    /// A fault of the files at `path`.
+    pub fn model(fault: impl std::fmt::Display, path: &Path) -> Self {
+        Self::new(FailureKind::Model, format!("{fault} ({})", path.display()))
+    }
+
+    pub fn with_fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+
+    pub fn into_status(self) -> EngineStatus {
+        EngineStatus::Failed { kind: self.kind, message: self.message, fix: self.fix }
+    }
+}
+
+impl From<ModelError> for LoadFailure {
+    fn from(error: ModelError) -> Self {
+        let fix = match &error {
+            ModelError::NotFound { .. } => Some("`kvasir models` lists the models on this machine"),
+            ModelError::Malformed { .. } => Some("download the model again"),
+            ModelError::Unsupported { .. } => Some("`kvasir models` shows which models on this machine can be run"),
+            ModelError::Io { .. } => None,
+        };
+        LoadFailure { kind: FailureKind::Model, message: error.to_string(), fix: fix.map(String::from) }
+    }
+}
+
+impl From<GpuError> for LoadFailure {
+    fn from(error: GpuError) -> Self {
+        let (kind, fix) = match &error {
+            GpuError::NoAdapter(_) | GpuError::NoDevice(_) => (FailureKind::NoAdapter, Some(ADAPTER_FIX)),
+            GpuError::OutOfMemory { .. } => (FailureKind::DoesNotFit, Some(MEMORY_FIX)),
+            GpuError::Lost(_) | GpuError::Shader(_) | GpuError::Validation { .. } => (FailureKind::Engine, None),
+        };
+        LoadFailure { kind, message: error.to_string(), fix: fix.map(String::from) }
+    }
+}
+
+impl From<LoadError> for LoadFailure {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Model(error) => error.into(),
+            LoadError::Gpu(error) => error.into(),
+            LoadError::Cancelled => LoadFailure::engine("loading was cancelled"),
+            other => LoadFailure::engine(other.to_string()),
+        }
+    }
+}
+
+/// What helps when a model does not fit.
+const MEMORY_FIX: &str = "lower --max-model-len or --max-num-seqs, or choose a smaller or more strongly quantised model; \
+                          `kvasir estimate` shows the figures";
+
+/// The adapter that the options ask for.
+pub fn gpu_request(options: &EngineOptions) -> GpuRequest {
+    GpuRequest {
+        backend: match options.backend {
+            BackendChoice::Auto => None,
+            BackendChoice::Vulkan => Some(GpuBackend::Vulkan),
+            BackendChoice::Metal => Some(GpuBackend::Metal),
+            BackendChoice::Dx12 => Some(GpuBackend::Dx12),
+        },
+        adapter: options.adapter.clone(),
+        floor: options.floor,
+        checked_shaders: options.checked_shaders,
+    }
+}
+
+/// The model's place on this machine, downloading the default model on first use.
+pub fn locate(source: &ModelSource, cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
+    match source {
+        ModelSource::Path(path) => Ok(path.clone()),
+        ModelSource::Default => fetch_default(cache_dir, on_progress),
+    }
+}
+
+fn fetch_default(cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
+    let cancel = AtomicBool::new(false);
+    let mut report = |progress: FetchProgress| {
+        let phase = match progress.stage {
+            FetchStage::Downloading => "Downloading the model",
+            FetchStage::Unpacking => "Unpacking the model",
+            FetchStage::Verifying => "Checking the download",
+        };
+        if !on_progress(Progress { phase, done: progress.done_bytes, total: progress.total_bytes }) {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    };
+    hub::fetch_default(cache_dir, &mut report, &cancel).map_err(|error| {
+        LoadFailure::new(FailureKind::Download, error.to_string())
+            .with_fix("try again, or open a model file that is already on this machine (`kvasir models` lists them)")
+    })
+}
+
+/// Tokenizer and template of the model at `path`, its files checked.
+pub fn read_text_side(path: &Path) -> Result<TextSide, LoadFailure> {
+    text_side::read(&Model::open(path)?)
+}
+
+/// Loads a model: everything but the steps themselves.
+pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded, LoadFailure> {
+    let path = locate(&request.source, &request.options.cache_dir, on_progress)?;
+    go_on(on_progress, "Reading the model")?;
+    let model = Model::open(&path)?;
+    model.warnings().iter().for_each(|w| tracing::warn!("{w}"));
+    let text = text_side::read(&model)?;
+    model.unsupported_on_gpu()?;
+    model.verify_finite()?;
+    go_on(on_progress, "Opening the adapter")?;
+    let gpu = Gpu::open(&gpu_request(&request.options))?;
+    let adapter = AdapterSummary {
+        name: gpu.caps().name.clone(),
+        driver: gpu.caps().driver.clone(),
+        backend: gpu.caps().backend.clone(),
+        is_cpu: gpu.caps().is_cpu,
+    };
+    let plan = memory_plan::plan(&model, &request.options, Machine::with_adapter(gpu.caps().is_cpu))?;
+    let config = ExecutorConfig {
+        num_blocks: plan.memory.num_blocks,
+        block_size: request.options.block_size,
+        max_tokens_per_step: request.options.max_num_batched_tokens.max(request.options.max_num_seqs),
+        max_num_seqs: request.options.max_num_seqs,
+        max_model_len: plan.max_model_len,
+        precise: request.options.precise,
+    };
+    let executor = build(gpu, &model, config, on_progress)?;
+    let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
+    let options = request.options.clone();
+    let rebuild: Rebuild = Box::new(move |on_progress| {
+        let gpu = Gpu::open(&gpu_request(&options))?;
+        build(gpu, &model, config, on_progress)
+    });
+    Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild })
+}
+
+fn build(
+    gpu: Gpu,
+    model: &Model,
+    config: ExecutorConfig,
+    on_progress: OnProgress<'_>,
+) -> Result<Box<dyn Executor>, LoadFailure> {
+    let executor = WgpuExecutor::new(gpu, model, config, &mut |progress| {
+        on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
+    })?;
+    Ok(Box::new(executor))
+}
+
+/// Reports a phase of unknown length.
+fn go_on(on_progress: OnProgress<'_>, phase: &str) -> Result<(), LoadFailure> {
+    if on_progress(Progress { phase, done: 0, total: 0 }) {
+        Ok(())
+    } else {
+        Err(LoadFailure::engine("loading was cancelled"))
+    }
+}
+
+pub(super) fn loaded_model(
+    model: &Model,
+    text: TextSide,
+    adapter: AdapterSummary,
+    executor: &dyn Executor,
+    options: &EngineOptions,
+    max_model_len: u32,
+) -> LoadedModel {
+    let (info, defaults) = (model.info(), model.generation_defaults());
+    // A model that asks for greedy decoding says so by `do_sample: false`.
+    let temperature = if defaults.do_sample == Some(false) { Some(0.0) } else { defaults.temperature };
+    // The default model's file names itself by its training run.
+    let is_default = info.path.file_name().is_some_and(|name| name == hub::DEFAULT_MODEL.file);
+    LoadedModel {
+        name: if is_default { hub::DEFAULT_MODEL.name.to_string() } else { info.name.clone() },
+        path: Some(info.path.clone()),
+        arch: info.arch.clone(),
+        quant: info.quant.clone(),
+        num_params: info.num_params,
+        file_bytes: info.file_bytes,
+        max_model_len,
+        vocab_size: executor.vocab_size(),
+        eos_token_ids: text.eos_token_ids,
+        tokenizer: text.tokenizer,
+        template: text.template,
+        template_fault: text.template_fault,
+        adapter,
+        block_size: executor.block_size(),
+        num_blocks: executor.num_blocks(),
+        kv_bytes_per_block: executor.kv_bytes_per_block(),
+        max_num_seqs: options.max_num_seqs,
+        max_num_batched_tokens: options.max_num_batched_tokens,
+        defaults: GenerationDefaults {
+            temperature,
+            top_p: defaults.top_p,
+            top_k: defaults.top_k,
+            min_p: defaults.min_p,
+            repetition_penalty: defaults.repetition_penalty,
+        },
+    }
+}

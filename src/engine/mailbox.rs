@@ -1,0 +1,235 @@
+//! The event channel of one run: bounded by merging, so that the engine never waits for a client.
+//!
+//! Guarantees: [`EventSink::push`] never blocks; no text is lost, at a full mailbox deltas merge into one event; the
+//! terminal event always arrives, exactly once, and nothing follows it; a sink that is dropped without a terminal event
+//! leaves [`RunError::ShutDown`]. It does not attempt to keep every progress event: at a full mailbox the newest wins.
+
+use crate::protocol::{EngineEvent, RunError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Events kept apart before they merge.
+const CAPACITY: usize = 64;
+
+struct Mailbox {
+    created: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<EngineEvent>,
+    /// The client is gone or has asked for the end.
+    cancelled: bool,
+    /// A terminal event was pushed.
+    ended: bool,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// The engine's end.
+pub struct EventSink(Arc<Mailbox>);
+
+/// The client's end.
+pub struct EventStream(Arc<Mailbox>);
+
+/// A connected pair.
+pub fn channel() -> (EventSink, EventStream) {
+    let mailbox =
+        Arc::new(Mailbox { created: Instant::now(), state: Mutex::new(State::default()), changed: Condvar::new() });
+    (EventSink(mailbox.clone()), EventStream(mailbox))
+}
+
+impl EventSink {
+    /// Hands an event over. After the terminal event nothing is accepted.
+    pub fn push(&self, event: EngineEvent) {
+        let mut state = self.0.lock();
+        if state.ended || state.cancelled && !event.is_terminal() {
+            return;
+        }
+        state.ended = event.is_terminal();
+        accept(&mut state.events, event);
+        drop(state);
+        self.0.changed.notify_all();
+    }
+
+    /// When the pair was made: at submit.
+    pub fn created(&self) -> Instant {
+        self.0.created
+    }
+
+    /// True once the client dropped its end or cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.lock().cancelled
+    }
+}
+
+impl Drop for EventSink {
+    fn drop(&mut self) {
+        self.push(EngineEvent::Failed { error: RunError::ShutDown });
+    }
+}
+
+impl std::fmt::Debug for EventSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EventSink")
+    }
+}
+
+/// Queues an event, merging or dropping where the queue is full.
+fn accept(events: &mut VecDeque<EngineEvent>, event: EngineEvent) {
+    let is_full = events.len() >= CAPACITY;
+    match (event, events.back_mut()) {
+        // Progress is a level, not a sequence: only the newest matters.
+        (event @ EngineEvent::Reading { .. }, Some(last @ EngineEvent::Reading { .. })) => *last = event,
+        (
+            EngineEvent::Text { delta, tokens, logprobs },
+            Some(EngineEvent::Text { delta: last_delta, tokens: last_tokens, logprobs: last_logprobs }),
+        ) if is_full => {
+            last_delta.push_str(&delta);
+            last_tokens.extend(tokens);
+            last_logprobs.extend(logprobs);
+        }
+        (EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }, Some(_)) if is_full => {}
+        (event, _) => events.push_back(event),
+    }
+}
+
+impl EventStream {
+    /// The next event, if one is there.
+    pub fn try_recv(&self) -> Option<EngineEvent> {
+        self.0.lock().events.pop_front()
+    }
+
+    /// Waits for the next event; `None` after the terminal event was taken.
+    pub fn recv(&self) -> Option<EngineEvent> {
+        let mut state = self.0.lock();
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return Some(event);
+            }
+            if state.ended {
+                return None;
+            }
+            state = self.0.changed.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+
+    /// Waits at most this long; `None` when nothing came or the terminal event was taken.
+    pub fn recv_timeout(&self, timeout: Duration) -> Option<EngineEvent> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.0.lock();
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return Some(event);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.ended || left.is_zero() {
+                return None;
+            }
+            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
+        }
+    }
+
+    /// True when the terminal event was taken.
+    pub fn is_finished(&self) -> bool {
+        let state = self.0.lock();
+        state.ended && state.events.is_empty()
+    }
+
+    /// Tells the engine that nobody listens any more.
+    pub fn cancel(&self) {
+        self.0.lock().cancelled = true;
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{FinishReason, RunTimings, Usage};
+
+    fn text(delta: &str, token: u32) -> EngineEvent {
+        EngineEvent::Text { delta: delta.into(), tokens: vec![token], logprobs: Vec::new() }
+    }
+
+    fn finished() -> EngineEvent {
+        EngineEvent::Finished {
+            reason: FinishReason::MaxTokens,
+            usage: Usage::default(),
+            timings: RunTimings::default(),
+        }
+    }
+
+    #[test]
+    fn slow_client_gets_merged_text_and_loses_none() {
+        let (sink, stream) = channel();
+        for i in 0..1000u32 {
+            sink.push(text(&format!("{i} "), i));
+        }
+        sink.push(finished());
+        let (mut all, mut ids, mut num_events) = (String::new(), Vec::new(), 0);
+        while let Some(event) = stream.recv() {
+            num_events += 1;
+            if let EngineEvent::Text { delta, tokens, .. } = event {
+                all.push_str(&delta);
+                ids.extend(tokens);
+            }
+        }
+        assert!(num_events <= CAPACITY + 1, "{num_events} events kept");
+        assert_eq!(ids, (0..1000).collect::<Vec<_>>());
+        assert_eq!(all, (0..1000).map(|i| format!("{i} ")).collect::<String>());
+    }
+
+    #[test]
+    fn nothing_follows_the_terminal_event() {
+        let (sink, stream) = channel();
+        sink.push(finished());
+        sink.push(text("late", 1));
+        drop(sink);
+        assert_eq!(stream.recv(), Some(finished()));
+        assert_eq!(stream.recv(), None);
+        assert!(stream.is_finished());
+    }
+
+    #[test]
+    fn dropped_sink_ends_the_run() {
+        let (sink, stream) = channel();
+        sink.push(text("a", 1));
+        drop(sink);
+        assert_eq!(stream.recv(), Some(text("a", 1)));
+        assert_eq!(stream.recv(), Some(EngineEvent::Failed { error: RunError::ShutDown }));
+        assert_eq!(stream.recv(), None);
+    }
+
+    #[test]
+    fn dropped_client_is_seen_by_the_engine() {
+        let (sink, stream) = channel();
+        assert!(!sink.is_cancelled());
+        drop(stream);
+        assert!(sink.is_cancelled());
+        sink.push(text("unread", 1));
+    }
+
+    #[test]
+    fn progress_keeps_only_the_newest() {
+        let (sink, stream) = channel();
+        for computed in 0..5 {
+            sink.push(EngineEvent::Reading { computed, total: 9 });
+        }
+        assert_eq!(stream.try_recv(), Some(EngineEvent::Reading { computed: 4, total: 9 }));
+        assert_eq!(stream.try_recv(), None);
+        assert_eq!(stream.recv_timeout(Duration::from_millis(1)), None);
+    }
+}

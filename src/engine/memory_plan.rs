@@ -1,0 +1,180 @@
+//! How many KV blocks a model gets on this machine, and how long a context fits.
+//!
+//! Guarantees: what was asked for by name (`--max-model-len`, `--num-gpu-blocks-override`) is given in full or refused
+//! with the figures; what was not is chosen to fit. It does not know how much memory a graphics card has left: there the
+//! driver's refusal is the limit.
+
+use super::handle::FailureKind;
+use super::loader::LoadFailure;
+use super::options::EngineOptions;
+use crate::memory::{self, KvSize, MemoryConfig};
+use crate::model::dtype::DType;
+use crate::model::spec::WeightRole;
+use crate::model::{Model, ModelError};
+
+/// KV memory that is taken without being asked for: enough for several chats, small enough to start fast.
+const DEFAULT_KV_BYTES_CPU: u64 = 512 << 20;
+const DEFAULT_KV_BYTES_GPU: u64 = 2 << 30;
+/// Buffers start at multiples of this.
+const PADDING: u64 = 256;
+
+/// What the plan has to fit in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// The adapter computes on the CPU, in the machine's own memory.
+    pub is_cpu: bool,
+    /// Memory that is free now; `None` where it is not known.
+    pub available_bytes: Option<u64>,
+}
+
+/// The sizes of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnginePlan {
+    pub memory: memory::MemoryPlan,
+    /// Longest prompt and output together.
+    pub max_model_len: u32,
+}
+
+impl Machine {
+    /// This machine with an adapter of this kind.
+    pub fn with_adapter(is_cpu: bool) -> Machine {
+        Machine { is_cpu, available_bytes: if is_cpu { available_memory() } else { None } }
+    }
+}
+
+/// Sizes pool and context, or says what does not fit.
+pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<EnginePlan, LoadFailure> {
+    let spec = model.spec();
+    if let Some(asked) = options.max_model_len.filter(|&len| len > spec.max_position) {
+        let fault = format!("the model's context holds {} tokens, not {asked}", spec.max_position);
+        return Err(LoadFailure::new(FailureKind::Model, fault)
+            .with_fix(format!("use --max-model-len {} or less", spec.max_position)));
+    }
+    let wanted_len = options.max_model_len.unwrap_or(spec.max_position);
+    let weights_bytes = weights_bytes(model)?;
+    let limit = machine
+        .available_bytes
+        .map(|bytes| (bytes as f64 * f64::from(options.gpu_memory_utilization)) as u64)
+        .unwrap_or(u64::MAX);
+    let mut config = MemoryConfig {
+        kv: KvSize::Blocks(memory::MIN_BLOCKS),
+        block_size: options.block_size,
+        max_tokens_per_step: options.max_num_batched_tokens.max(options.max_num_seqs),
+        max_num_seqs: options.max_num_seqs,
+        max_logits: options.max_num_seqs,
+        max_model_len: wanted_len,
+        kv_bytes_per_element: if options.precise { 4 } else { 2 },
+    };
+    let least = memory::estimate(spec, weights_bytes, &config);
+    config.kv = match options.num_gpu_blocks_override {
+        Some(blocks) => KvSize::Blocks(blocks),
+        None => {
+            let fixed = least.weights_bytes.saturating_add(least.workspace_bytes);
+            let default_kv = if machine.is_cpu { DEFAULT_KV_BYTES_CPU } else { DEFAULT_KV_BYTES_GPU };
+            // A context that was asked for by name has to fit, whatever is usual.
+            let asked_kv = options.max_model_len.map_or(0, |len| kv_bytes_of(len, &least, options.block_size));
+            KvSize::Budget { total_bytes: fixed.saturating_add(default_kv.max(asked_kv)).min(limit) }
+        }
+    };
+    let memory = memory::estimate(spec, weights_bytes, &config);
+    if memory.total_bytes > limit {
+        return Err(too_large(&memory, machine.available_bytes.unwrap_or(limit)));
+    }
+    let room = memory::max_context(spec, memory.num_blocks, options.block_size);
+    if options.max_model_len.is_some_and(|asked| asked > room) {
+        let fault = format!("a context of {wanted_len} tokens does not fit: the KV pool holds {room} tokens");
+        return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)
+            .with_fix(format!("use --max-model-len {room} or less, or free memory")));
+    }
+    Ok(EnginePlan { memory, max_model_len: wanted_len.min(room) })
+}
+
+/// The pool that one full context needs, the null block included.
+fn kv_bytes_of(len: u32, plan: &memory::MemoryPlan, block_size: u32) -> u64 {
+    let blocks = u64::from(len.div_ceil(block_size)) + 1;
+    blocks.saturating_mul(u64::from(block_size)).saturating_mul(plan.kv_bytes_per_token)
+}
+
+fn too_large(plan: &memory::MemoryPlan, available: u64) -> LoadFailure {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let message = format!(
+        "the model needs {} MiB ({} weights, {} KV, {} workspace), {} MiB are free",
+        mib(plan.total_bytes),
+        mib(plan.weights_bytes),
+        mib(plan.kv_bytes),
+        mib(plan.workspace_bytes),
+        mib(available)
+    );
+    LoadFailure::new(FailureKind::DoesNotFit, message).with_fix(
+        "lower --max-model-len, --max-num-seqs or --num-gpu-blocks-override, close other programs, or choose a smaller or \
+         more strongly quantised model",
+    )
+}
+
+/// Bytes of all weights in the checkpoint's own types, which the executor keeps.
+pub fn weights_bytes(model: &Model) -> Result<u64, ModelError> {
+    let spec = model.spec();
+    let mut dtypes: Vec<(WeightRole, DType)> = Vec::new();
+    for role in spec.roles() {
+        if let Some(view) = model.weight(role)? {
+            dtypes.push((role, view.dtype));
+        }
+    }
+    // Roles without a tensor have no shape either and count nothing, whatever their type.
+    let dtype_of = |role| dtypes.iter().find(|(r, _)| *r == role).map_or(DType::F32, |(_, dtype)| *dtype);
+    Ok(memory::weights_bytes(spec, PADDING, dtype_of))
+}
+
+/// Memory that programs may take without swapping; `None` where the system does not say.
+pub fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::options::FakeOptions;
+
+    fn tiny() -> Model {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        Model::open(&root.join("tests/data/fixtures/tiny/llama")).expect("a fixture")
+    }
+
+    fn options(len: Option<u32>, blocks: Option<u32>) -> EngineOptions {
+        let options = crate::engine::fake::engine_options(&FakeOptions::small());
+        EngineOptions { max_model_len: len, num_gpu_blocks_override: blocks, ..options }
+    }
+
+    fn on_cpu(available_mib: u64) -> Machine {
+        Machine { is_cpu: true, available_bytes: Some(available_mib << 20) }
+    }
+
+    #[test]
+    fn a_small_model_gets_room_for_every_row() {
+        let plan = plan(&tiny(), &options(None, None), on_cpu(1000)).unwrap();
+        // 8 rows of the whole context of 512 tokens, and the null block.
+        assert_eq!((plan.max_model_len, plan.memory.num_blocks), (512, 8 * 512 / 16 + 1));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_given_or_refused() {
+        let model = tiny();
+        let given = plan(&model, &options(Some(100), Some(50)), on_cpu(1000)).unwrap();
+        assert_eq!((given.max_model_len, given.memory.num_blocks), (100, 50));
+        let refused = |len, blocks, mib| plan(&model, &options(len, blocks), on_cpu(mib)).unwrap_err();
+        assert_eq!(refused(Some(513), None, 1000).kind, FailureKind::Model);
+        assert_eq!(refused(None, Some(1 << 24), 1000).kind, FailureKind::DoesNotFit);
+        assert_eq!(refused(Some(500), Some(10), 1000).kind, FailureKind::DoesNotFit);
+        let full = refused(None, None, 1);
+        assert!(full.kind == FailureKind::DoesNotFit && full.message.contains("weights"), "{full:?}");
+    }
+
+    #[test]
+    fn a_small_pool_shortens_the_context() {
+        let plan = plan(&tiny(), &options(None, Some(11)), on_cpu(1000)).unwrap();
+        assert_eq!(plan.max_model_len, 160);
+    }
+}

@@ -1,0 +1,51 @@
+//! From drawn tokens to what the client sees: text that never splits a character, stop strings, flush at the end.
+//!
+//! Guarantees: the deltas of a run concatenate to the text before the stop; text is held back only while it is a proper
+//! prefix of a stop string or an incomplete character; an incomplete character at the end is left out. Each token is
+//! reported once, also over preemption and recovery, since only newly committed tokens arrive here.
+
+use super::stop_strings::StopMatcher;
+use crate::ids::TokenId;
+use crate::protocol::{EngineEvent, TokenLogprobs};
+use crate::tokenizer::{Detokenizer, Tokenizer};
+use std::sync::Arc;
+
+/// The text side of one run.
+pub struct TextOutput {
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+}
+
+/// One committed token, turned to text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    pub event: EngineEvent,
+    /// The stop string that the token completed.
+    pub stop: Option<String>,
+}
+
+impl TextOutput {
+    /// Special tokens are left out of the text; a leading space is kept, since the text goes on after the prompt.
+    pub fn new(tokenizer: Arc<Tokenizer>, stop_strings: &[String]) -> Self {
+        TextOutput { detokenizer: Detokenizer::continuing(tokenizer, true), matcher: StopMatcher::new(stop_strings) }
+    }
+
+    /// Takes the next token of the output.
+    pub fn push(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> Piece {
+        let matched = self.matcher.push(&self.detokenizer.push(token));
+        let event =
+            EngineEvent::Text { delta: matched.text, tokens: vec![token], logprobs: logprobs.into_iter().collect() };
+        Piece { event, stop: matched.stop }
+    }
+
+    /// Takes a token that ends the output: it is reported, but is not part of the text.
+    pub fn push_stop_token(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> EngineEvent {
+        EngineEvent::Text { delta: String::new(), tokens: vec![token], logprobs: logprobs.into_iter().collect() }
+    }
+
+    /// What was held back as a possible stop string, once the output ended for another reason.
+    pub fn flush(&mut self) -> Option<EngineEvent> {
+        let delta = self.matcher.flush();
+        (!delta.is_empty()).then(|| EngineEvent::Text { delta, tokens: Vec::new(), logprobs: Vec::new() })
+    }
+}

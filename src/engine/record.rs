@@ -1,0 +1,99 @@
+//! Decisions and cache changes in the words of telemetry.
+
+use crate::kv::{self, BlockEvent, KvCache};
+use crate::scheduler::{self, StepPlan};
+use crate::telemetry::{BlockDelta, BlockInfo, BlockState, KvTotals, Preemption, RowKind, SeqStep, WaitReason};
+
+pub fn delta(event: BlockEvent) -> BlockDelta {
+    match event {
+        BlockEvent::Alloc { block, request, logical } => BlockDelta::Alloc { block, request, logical },
+        BlockEvent::Fill { block, filled } => BlockDelta::Fill { block, filled },
+        BlockEvent::Share { block, request, logical } => BlockDelta::Share { block, request, logical },
+        BlockEvent::Unref { block, request } => BlockDelta::Unref { block, request },
+        BlockEvent::CacheIdle { block } => BlockDelta::CacheIdle { block },
+        BlockEvent::Evict { block } => BlockDelta::Evict { block },
+        BlockEvent::Free { block } => BlockDelta::Free { block },
+        BlockEvent::Publish { block, hash } => BlockDelta::Publish { block, hash },
+    }
+}
+
+/// The changes that a lost cache amounts to: every holder lets go, every block is free.
+pub fn loss_of<'a>(kv: &KvCache, tables: impl Iterator<Item = &'a kv::BlockTable>) -> Vec<BlockDelta> {
+    let mut deltas = Vec::new();
+    for table in tables {
+        deltas.extend(table.ids().iter().map(|&block| BlockDelta::Unref { block, request: table.owner() }));
+    }
+    for (id, block) in kv.blocks().enumerate().skip(1) {
+        if block.state != kv::BlockState::Free {
+            deltas.push(BlockDelta::Free { block: crate::ids::BlockId(id as u32) });
+        }
+    }
+    deltas
+}
+
+pub fn totals(kv: &KvCache) -> KvTotals {
+    let counts = kv.counts();
+    KvTotals {
+        total: counts.total,
+        used: counts.used,
+        cached_idle: counts.cached_idle,
+        free: counts.free,
+        shared: counts.shared,
+        saved: counts.saved,
+        evicted_this_step: counts.evicted_this_step,
+        query_tokens: counts.query_tokens,
+        hit_tokens: counts.hit_tokens,
+    }
+}
+
+pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
+    let info = |view: kv::BlockView| BlockInfo {
+        state: match view.state {
+            kv::BlockState::Free => BlockState::Free,
+            kv::BlockState::CachedIdle => BlockState::CachedIdle,
+            kv::BlockState::Null => BlockState::Null,
+            kv::BlockState::Reserved | kv::BlockState::Active => BlockState::Active,
+        },
+        refs: view.refs,
+        filled: view.filled,
+        hash: view.hash,
+        last_step: view.last_step,
+    };
+    kv.blocks().map(info).collect()
+}
+
+/// The rows of a plan; what they sampled is filled in later.
+pub fn rows(plan: &StepPlan) -> Vec<SeqStep> {
+    let row = |row: &scheduler::PlanRow| SeqStep {
+        request: row.request,
+        slot: row.slot,
+        kind: match row.kind {
+            scheduler::RowKind::Prefill { cached } => RowKind::Prefill { cached },
+            scheduler::RowKind::Decode => RowKind::Decode,
+            scheduler::RowKind::Recompute { cached } => RowKind::Recompute { cached },
+        },
+        from: row.from,
+        num_tokens: row.num_tokens,
+        sampled: None,
+    };
+    plan.rows.iter().map(row).collect()
+}
+
+pub fn preemption(p: &scheduler::Preemption) -> Preemption {
+    Preemption {
+        victim: p.victim,
+        beneficiary: p.beneficiary,
+        freed_blocks: p.freed_blocks,
+        lost_tokens: p.lost_tokens,
+    }
+}
+
+pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
+    match reason {
+        scheduler::WaitReason::Behind { position } => WaitReason::Behind { position },
+        scheduler::WaitReason::Blocks { needed, available } => WaitReason::Blocks { needed, available },
+        scheduler::WaitReason::Slots { max_num_seqs } => WaitReason::Slots { max_num_seqs },
+        scheduler::WaitReason::Budget => WaitReason::Budget,
+        scheduler::WaitReason::Preemption => WaitReason::Preemption,
+    }
+}

@@ -1,0 +1,410 @@
+//! The forward pass as bound kernels: made once at load, recorded anew each step. One path for every family; the spec
+//! and the storage types decide which kernels it is made of.
+
+use super::super::LoadError;
+use super::ExecutorConfig;
+use super::activation::{Activation, Forms};
+use super::weights::{LayerWeights, ModelWeights, Part};
+use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
+use crate::kernels::attention::{self, Attention, RowKinds};
+use crate::kernels::context::{Activations, KernelContext, RowCount};
+use crate::kernels::embed::Embed;
+use crate::kernels::kv_layout::{KvFormat, KvLayout};
+use crate::kernels::logprobs::{self, Logprobs};
+use crate::kernels::matmul::{self, Matmul};
+use crate::kernels::norm::Norm;
+use crate::kernels::penalties::Penalties;
+use crate::kernels::quantise::Quantise;
+use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
+use crate::kernels::sample::{self, Sample};
+use crate::kernels::swiglu::Swiglu;
+use crate::kernels::weights::PackedMatrix;
+use crate::kernels::{Class, ParamArena, stride};
+use crate::model::rope;
+use crate::model::spec::{ModelSpec, RopePairing};
+
+/// What a step is recorded for.
+#[derive(Clone, Copy, Debug)]
+pub struct StepShape {
+    pub num_tokens: u32,
+    pub num_logits: u32,
+    pub kinds: RowKinds,
+    pub has_penalties: bool,
+    pub has_logprobs: bool,
+}
+
+/// Bound kernels of one layer.
+struct Layer {
+    attn_norm: Vec<Norm>,
+    qkv: Vec<Matmul>,
+    rope: RopeKvWrite,
+    attention: Attention,
+    /// Where attention cannot quantise its own output.
+    quantise_attended: Option<Quantise>,
+    o: Matmul,
+    ffn_norm: Vec<Norm>,
+    gate_up: Vec<Matmul>,
+    swiglu: Vec<Swiglu>,
+    down: Matmul,
+}
+
+/// The whole pass.
+pub struct Forward {
+    embed: Embed,
+    layers: Vec<Layer>,
+    output_norm: Vec<Norm>,
+    head: Matmul,
+    penalties: Penalties,
+    sample: Sample,
+    logprobs: Logprobs,
+    /// f32 `[max_logits, logits_stride]`
+    pub logits: Buffer,
+    /// [`sample::Sampled`] `[max_logits]`
+    pub sampled: Buffer,
+    /// [`logprobs::ROW_BYTES`] `[max_logits]`
+    pub row_logprobs: Buffer,
+    pub logits_stride: u32,
+    pub max_logits: u32,
+}
+
+/// Logits of one round are at most this many bytes (but always a row for each sequence).
+const LOGITS_BYTES: u64 = 16 << 20;
+
+/// Activations that all layers share.
+struct Scratch {
+    x: BufferSlice,     // f32 [tokens, stride(hidden)]
+    normed: Activation, // [tokens, hidden]
+    qkv: BufferSlice,   // f32 [tokens, qkv_stride]
+    q: BufferSlice,     // f32 [tokens, q_stride]
+    attended: Activation,
+    gate_up: BufferSlice, // f32 [tokens, 2, stride(intermediate)]
+    gated: Activation,
+}
+
+/// What making the pass needs to know.
+struct Builder<'a> {
+    gpu: &'a Gpu,
+    class: Class,
+    spec: &'a ModelSpec,
+    cfg: &'a ExecutorConfig,
+    meta: BufferSlice,
+    arena: ParamArena,
+}
+
+impl Forward {
+    pub fn new(
+        gpu: &Gpu,
+        spec: &ModelSpec,
+        cfg: &ExecutorConfig,
+        weights: &ModelWeights,
+        meta: &Buffer,
+    ) -> Result<Forward, LoadError> {
+        let class = Class::of(gpu.caps());
+        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
+        let scratch = b.scratch(weights)?;
+        let table = b.rope_table()?;
+        let layers = (0..spec.num_layers as usize)
+            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table))
+            .collect::<Result<_, _>>()?;
+        let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
+        b.finish(weights, &scratch, embed, layers)
+    }
+
+    /// Everything from token ids to logits and, if `samples`, to tokens.
+    pub fn record(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
+        let n = shape.num_tokens;
+        self.embed.record(recording, n);
+        for layer in &self.layers {
+            layer.attn_norm.iter().for_each(|k| k.record(recording, n));
+            layer.qkv.iter().for_each(|m| m.record(recording, n));
+            layer.rope.record(recording, n);
+            layer.attention.record(recording, n, shape.kinds);
+            if let Some(quantise) = &layer.quantise_attended {
+                quantise.record(recording, n);
+            }
+            layer.o.record(recording, n);
+            layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
+            layer.gate_up.iter().for_each(|m| m.record(recording, n));
+            layer.swiglu.iter().for_each(|k| k.record(recording, n));
+            layer.down.record(recording, n);
+        }
+        self.record_head(recording, shape, samples);
+    }
+
+    /// From the last hidden state of the step's logit rows to logits, and to tokens.
+    pub fn record_head(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
+        self.output_norm.iter().for_each(|k| k.record(recording, shape.num_logits));
+        self.head.record(recording, shape.num_logits);
+        if !samples {
+            return;
+        }
+        if shape.has_penalties {
+            self.penalties.record(recording, shape.num_logits);
+        }
+        self.sample.record(recording, shape.num_logits);
+        if shape.has_logprobs {
+            self.logprobs.record(recording, shape.num_logits);
+        }
+    }
+
+    /// One tiny dispatch of every pipeline, on zeroed metadata: drivers compile at the first dispatch.
+    pub fn record_warm_up(&self, recording: &mut Recording) {
+        for tokens in matmul::COLUMNS {
+            let shape = StepShape {
+                num_tokens: tokens,
+                num_logits: tokens.min(self.max_logits),
+                kinds: RowKinds { single: true, several: true },
+                has_penalties: true,
+                has_logprobs: true,
+            };
+            self.record(recording, shape, true);
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
+    fn forms(&self, matrix: &PackedMatrix) -> Forms {
+        if matrix.format.is_quantised() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
+    }
+
+    fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {
+        parts.reduce(Forms::union).unwrap_or(Forms::F32)
+    }
+
+    fn scratch(&self, weights: &ModelWeights) -> Result<Scratch, LoadError> {
+        let (spec, rows) = (self.spec, self.cfg.max_tokens_per_step);
+        let layers = || weights.layers.iter();
+        let normed = layers().flat_map(|l| l.qkv.iter().chain(&l.gate_up)).map(|p| self.forms(&p.matrix));
+        let attended = self.forms_of(layers().map(|l| self.forms(&l.o.matrix)));
+        let gated = layers().map(|l| self.forms(&l.down.matrix));
+        let attention = self.attention_shape();
+        // What attention cannot quantise itself is quantised from f32.
+        let attended = if attended.i8 && (attended.f32 || !attention.can_quantise(self.class)) {
+            Forms { f32: true, i8: true }
+        } else {
+            attended
+        };
+        let f32_rows = |label: &str, elements: u32| -> Result<BufferSlice, LoadError> {
+            let bytes = u64::from(rows) * u64::from(elements) * 4;
+            Ok(self.gpu.alloc(label, bytes, BufferUse::Storage)?.whole())
+        };
+        Ok(Scratch {
+            x: f32_rows("hidden", stride(spec.hidden_size))?,
+            normed: Activation::alloc(self.gpu, "normed", rows, spec.hidden_size, self.forms_of(normed))?,
+            qkv: f32_rows("qkv", self.rope_shape().qkv_stride())?,
+            q: f32_rows("q", self.rope_shape().q_stride())?,
+            attended: Activation::alloc(self.gpu, "attended", rows, spec.num_heads * spec.head_dim, attended)?,
+            gate_up: f32_rows("gate+up", 2 * stride(spec.intermediate_size))?,
+            gated: Activation::alloc(self.gpu, "gated", rows, spec.intermediate_size, self.forms_of(gated))?,
+        })
+    }
+
+    fn kv_format(&self) -> KvFormat {
+        if self.cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
+    }
+
+    fn rope_shape(&self) -> rope_kv_write::Shape {
+        rope_kv_write::Shape {
+            num_heads: self.spec.num_heads,
+            num_kv_heads: self.spec.num_kv_heads,
+            head_dim: self.spec.head_dim,
+            rotary_dim: self.spec.rope.rotary_dim,
+            interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
+            qk_norm: self.spec.qk_norm,
+            kv: self.kv_format(),
+        }
+    }
+
+    fn attention_shape(&self) -> attention::Shape {
+        attention::Shape {
+            num_heads: self.spec.num_heads,
+            num_kv_heads: self.spec.num_kv_heads,
+            head_dim: self.spec.head_dim,
+            kv: self.kv_format(),
+        }
+    }
+
+    /// Cosines and sines of every position that a sequence can reach.
+    fn rope_table(&self) -> Result<BufferSlice, LoadError> {
+        let (cos, sin) = rope::cos_sin_table(&self.spec.rope, self.cfg.max_model_len);
+        let pairs = rope_table(&cos, &sin);
+        let buffer = self.gpu.alloc("rope table", pairs.len() as u64 * 8, BufferUse::Storage)?;
+        let mut uploader = crate::gpu::Uploader::new(self.gpu);
+        uploader.write(&buffer.whole(), bytemuck::cast_slice(&pairs))?;
+        uploader.flush()?;
+        Ok(buffer.whole())
+    }
+
+    fn layer(
+        &mut self,
+        l: usize,
+        weights: &LayerWeights,
+        scratch: &Scratch,
+        table: &BufferSlice,
+    ) -> Result<Layer, LoadError> {
+        let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
+        let kv = KvLayout {
+            num_blocks: self.cfg.num_blocks,
+            block_size: self.cfg.block_size,
+            num_kv_heads: self.spec.num_kv_heads,
+            head_dim: self.spec.head_dim,
+            format: self.kv_format(),
+        };
+        let k_cache = self.gpu.alloc(&format!("layer {l} keys"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        let v_cache = self.gpu.alloc(&format!("layer {l} values"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        let rope_stride = self.rope_shape().qkv_stride();
+        let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
+            parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Layer {
+            attn_norm: self.norm(&weights.attn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
+            qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
+            rope: self.rope(weights, scratch, table, (&k_cache, &v_cache))?,
+            attention: self.attention(l, scratch, (&k_cache, &v_cache))?,
+            quantise_attended: self.quantise_attended(scratch)?,
+            o: self.matmul(&weights.o, &scratch.attended, (&scratch.x, stride(hidden)), true)?,
+            ffn_norm: self.norm(&weights.ffn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
+            gate_up: matmuls(self, &weights.gate_up, &scratch.normed, &scratch.gate_up, 2 * stride(inner))?,
+            swiglu: scratch
+                .gated
+                .outputs()
+                .map(|y| {
+                    let shape = (inner, stride(inner), 2 * stride(inner));
+                    Swiglu::new(&mut self.context(), "swiglu", &scratch.gate_up, shape, y)
+                })
+                .collect::<Result<_, _>>()?,
+            down: self.matmul(&weights.down, &scratch.gated, (&scratch.x, stride(hidden)), true)?,
+        })
+    }
+
+    fn norm(
+        &mut self,
+        gain: &Buffer,
+        scratch: &Scratch,
+        out: &Activation,
+        rows: RowCount,
+    ) -> Result<Vec<Norm>, LoadError> {
+        let size = (self.spec.hidden_size, self.spec.rms_eps);
+        let norms = out.outputs().map(|y| {
+            Norm::new(&mut self.context(), "norm", &scratch.x, &gain.whole(), y, size, rows).map_err(LoadError::from)
+        });
+        norms.collect()
+    }
+
+    fn context(&mut self) -> KernelContext<'_> {
+        KernelContext {
+            gpu: self.gpu,
+            class: self.class,
+            params: &mut self.arena,
+            step_meta: &self.meta,
+            multiply_pairs: KernelContext::prefers_pairs(self.gpu),
+        }
+    }
+
+    fn matmul(
+        &mut self,
+        part: &Part,
+        x: &Activation,
+        (y, y_stride): (&BufferSlice, u32),
+        accumulate: bool,
+    ) -> Result<Matmul, LoadError> {
+        self.matmul_of(
+            &part.matrix,
+            part.bias.as_ref(),
+            x,
+            (y, y_stride, part.y_offset),
+            (accumulate, RowCount::Tokens),
+        )
+    }
+
+    fn matmul_of(
+        &mut self,
+        matrix: &PackedMatrix,
+        bias: Option<&Buffer>,
+        x: &Activation,
+        (y, y_stride, y_offset): (&BufferSlice, u32, u32),
+        (accumulate, rows): (bool, RowCount),
+    ) -> Result<Matmul, LoadError> {
+        let bias = bias.map(Buffer::whole);
+        let x = match (self.forms(matrix).i8, &x.i8, &x.f32) {
+            (true, Some(x), _) => Activations::I8(x),
+            (false, _, Some(x)) => Activations::F32(x),
+            _ => return Err(LoadError::Unsupported(format!("{}: activations in the wrong form", matrix.label))),
+        };
+        let out = matmul::Output { slice: y, stride: y_stride, offset: y_offset, accumulate };
+        Ok(Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?)
+    }
+
+    fn rope(
+        &mut self,
+        weights: &LayerWeights,
+        scratch: &Scratch,
+        table: &BufferSlice,
+        (k_cache, v_cache): (&BufferSlice, &BufferSlice),
+    ) -> Result<RopeKvWrite, LoadError> {
+        let (shape, rms_eps) = (self.rope_shape(), self.spec.rms_eps);
+        let gains = weights.qk_gains.as_ref().map(Buffer::whole);
+        let (qkv, q) = (&scratch.qkv, &scratch.q);
+        let buffers = rope_kv_write::Buffers { qkv, rope: table, gains: gains.as_ref(), q, k_cache, v_cache };
+        Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, rms_eps, &buffers)?)
+    }
+
+    fn attention(
+        &mut self,
+        l: usize,
+        scratch: &Scratch,
+        (k_cache, v_cache): (&BufferSlice, &BufferSlice),
+    ) -> Result<Attention, LoadError> {
+        let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
+        // Attention writes one form; i8 from f32 is a kernel of its own.
+        let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
+        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, y };
+        Ok(Attention::new(&mut self.context(), "attention", &shape, window, &buffers)?)
+    }
+
+    fn quantise_attended(&mut self, scratch: &Scratch) -> Result<Option<Quantise>, LoadError> {
+        let (Some(x), Some(out)) = (&scratch.attended.f32, &scratch.attended.i8) else { return Ok(None) };
+        let elements = stride(self.spec.num_heads * self.spec.head_dim);
+        Ok(Some(Quantise::new(&mut self.context(), "quantise attended", x, elements, out)?))
+    }
+
+    /// Output norm, head, sampling.
+    fn finish(
+        mut self,
+        weights: &ModelWeights,
+        scratch: &Scratch,
+        embed: Embed,
+        layers: Vec<Layer>,
+    ) -> Result<Forward, LoadError> {
+        let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
+        let logits_stride = vocab.next_multiple_of(4);
+        let row_bytes = u64::from(logits_stride) * 4;
+        let max_logits = ((LOGITS_BYTES / row_bytes) as u32).max(self.cfg.max_num_seqs);
+        let (matrix, bias) = match &weights.head {
+            Some(part) => (&part.matrix, part.bias.as_ref()),
+            None => (&weights.embedding, None),
+        };
+        let alloc = |label: &str, bytes: u64| gpu.alloc(label, u64::from(max_logits) * bytes, BufferUse::Storage);
+        let logits = alloc("logits", row_bytes)?;
+        let sampled = alloc("sampled", size_of::<sample::Sampled>() as u64)?;
+        let row_logprobs = alloc("logprobs", logprobs::ROW_BYTES)?;
+        let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix))?;
+        let params = sample::Params { vocab, stride: logits_stride };
+        let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
+        Ok(Forward {
+            embed,
+            layers,
+            output_norm: self.norm(&weights.output_norm, scratch, &last, RowCount::Logits)?,
+            head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
+            penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
+            sample: Sample::new(&mut self.context(), params, &logits_all, &sampled_all)?,
+            logprobs: Logprobs::new(&mut self.context(), params, &logits_all, &sampled_all, &logprobs_all)?,
+            logits,
+            sampled,
+            row_logprobs,
+            logits_stride,
+            max_logits,
+        })
+    }
+}

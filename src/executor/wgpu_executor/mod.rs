@@ -1,0 +1,305 @@
+//! The model on the GPU.
+//!
+//! Guarantees: a step is one submit with one compute pass, after one metadata write; only token ids (and log-probabilities
+//! or logits that were asked for) come back; a row's bits do not depend on the rest of the batch. Steps that want more
+//! logits than the logits buffer holds run their head in several submits.
+//! It does not attempt to overlap steps yet.
+
+mod activation;
+mod forward;
+mod weights;
+
+use std::time::Instant;
+
+use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput, StepStats};
+use crate::batch::{StepBatch, Want};
+use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
+use crate::kernels::attention::RowKinds;
+use crate::kernels::kv_layout::padded_head_dim;
+use crate::kernels::sample::Sampled;
+use crate::kernels::{logprobs, step_meta};
+use crate::model::Model;
+use crate::model::spec::ModelSpec;
+use forward::{Forward, StepShape};
+use weights::ModelWeights;
+
+pub use weights::Progress;
+
+/// Sizes of everything that is allocated at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorConfig {
+    /// Blocks of the KV pool, the null block included.
+    pub num_blocks: u32,
+    /// A power of two.
+    pub block_size: u32,
+    pub max_tokens_per_step: u32,
+    pub max_num_seqs: u32,
+    /// Longest sequence; bounds the rope table.
+    pub max_model_len: u32,
+    /// f32 activations and f32 KV instead of i8 and f16: the reference mode.
+    pub precise: bool,
+}
+
+/// Runs steps on a GPU.
+pub struct WgpuExecutor {
+    gpu: Gpu,
+    spec: ModelSpec,
+    cfg: ExecutorConfig,
+    /// Held for the buffers that the bound kernels use.
+    weights: ModelWeights,
+    forward: Forward,
+    replayer: Replayer,
+    meta: Buffer,
+    meta_words: Vec<u32>,
+    recording: Recording,
+    in_flight: Option<Pending>,
+}
+
+/// A launched step.
+struct Pending {
+    step: u64,
+    batch: StepBatch,
+    in_flight: InFlight,
+    started: Instant,
+    /// Logit rows of the first submit.
+    num_logits: u32,
+}
+
+impl WgpuExecutor {
+    /// Uploads the weights, compiles and warms up the kernels. `progress` may cancel by returning `false`.
+    pub fn new(
+        gpu: Gpu,
+        model: &Model,
+        cfg: ExecutorConfig,
+        progress: Progress<'_>,
+    ) -> Result<WgpuExecutor, LoadError> {
+        model.unsupported_on_gpu()?;
+        if !cfg.block_size.is_power_of_two() {
+            return Err(LoadError::Unsupported(format!("a block size of {} is no power of two", cfg.block_size)));
+        }
+        let spec = model.spec().clone();
+        let weights = weights::upload(&gpu, model, progress)?;
+        if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
+            return Err(LoadError::Cancelled);
+        }
+        let meta = gpu.alloc("step metadata", meta_words(&spec, &cfg) * 4, BufferUse::Storage)?;
+        let forward = Forward::new(&gpu, &spec, &cfg, &weights, &meta)?;
+        if !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
+            return Err(LoadError::Cancelled);
+        }
+        let replayer = Replayer::new(&gpu);
+        let mut executor = WgpuExecutor {
+            replayer,
+            meta,
+            meta_words: Vec::new(),
+            recording: Recording::new("step"),
+            in_flight: None,
+            gpu,
+            spec,
+            cfg,
+            weights,
+            forward,
+        };
+        executor.warm_up()?;
+        Ok(executor)
+    }
+
+    /// The adapter that runs it.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Bytes of packed weights on the GPU.
+    pub fn weights_bytes(&self) -> u64 {
+        let layers = self.weights.layers.iter().flat_map(|l| l.qkv.iter().chain([&l.o, &l.down]).chain(&l.gate_up));
+        let head = self.weights.head.iter();
+        self.weights.embedding.bytes() + layers.chain(head).map(|p| p.matrix.bytes()).sum::<u64>()
+    }
+
+    fn warm_up(&mut self) -> Result<(), GpuError> {
+        self.gpu.write(&self.meta.slice(0, 128), &[0; 128]);
+        self.recording.clear();
+        self.forward.record_warm_up(&mut self.recording);
+        let in_flight = self.replayer.submit(&self.gpu, &self.recording, &[])?;
+        self.replayer.wait(&self.gpu, in_flight)?;
+        Ok(())
+    }
+
+    fn check(&self, batch: &StepBatch) -> Result<(), ExecError> {
+        batch.check(self.cfg.num_blocks, self.spec.vocab_size).map_err(ExecError::Rejected)?;
+        let limits = [
+            ("tokens", batch.num_tokens(), self.cfg.max_tokens_per_step as usize),
+            ("metadata words", step_meta::num_words(batch), (self.meta.size() / 4) as usize),
+        ];
+        if let Some((what, n, limit)) = limits.iter().find(|(_, n, limit)| n > limit) {
+            return Err(ExecError::Rejected(format!("{n} {what} in a step, the limit is {limit}")));
+        }
+        if batch.want == Want::Ids && batch.num_logits() > self.forward.max_logits as usize {
+            let (n, limit) = (batch.num_logits(), self.forward.max_logits);
+            return Err(ExecError::Rejected(format!("{n} rows to sample in a step, the limit is {limit}")));
+        }
+        if batch.block_size != self.cfg.block_size {
+            return Err(ExecError::Rejected(format!("block size {}, not {}", batch.block_size, self.cfg.block_size)));
+        }
+        Ok(())
+    }
+
+    /// Writes the metadata and submits; `head_only` runs a further round of logit rows over the same hidden states.
+    fn submit(&mut self, batch: &StepBatch, head_only: bool) -> Result<InFlight, GpuError> {
+        step_meta::encode(batch, &mut self.meta_words);
+        let bytes = bytemuck::cast_slice(&self.meta_words);
+        self.gpu.write(&self.meta.slice(0, bytes.len() as u64), bytes);
+        let shape = StepShape {
+            num_tokens: batch.num_tokens() as u32,
+            num_logits: batch.num_logits() as u32,
+            kinds: RowKinds::of(&batch.row_start),
+            has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
+            has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
+        };
+        let samples = batch.want == Want::Ids;
+        self.recording.clear();
+        if head_only {
+            self.forward.record_head(&mut self.recording, shape, samples);
+        } else {
+            self.forward.record(&mut self.recording, shape, samples);
+        }
+        let rows = u64::from(shape.num_logits);
+        let mut readback = Vec::new();
+        if rows > 0 && samples {
+            readback.push(self.forward.sampled.slice(0, rows * size_of::<Sampled>() as u64));
+            if shape.has_logprobs {
+                readback.push(self.forward.row_logprobs.slice(0, rows * logprobs::ROW_BYTES));
+            }
+        } else if rows > 0 {
+            readback.push(self.forward.logits.slice(0, rows * u64::from(self.forward.logits_stride) * 4));
+        }
+        self.replayer.submit(&self.gpu, &self.recording, &readback)
+    }
+
+    /// Logit rows from `first` on, as many as one round takes.
+    fn round(&self, batch: &StepBatch, first: usize) -> StepBatch {
+        let last = (first + self.forward.max_logits as usize).min(batch.num_logits());
+        StepBatch { logit_tokens: batch.logit_tokens[first..last].to_vec(), ..batch.clone() }
+    }
+
+    fn take_logits(&self, finished: &Finished, out: &mut Vec<f32>) {
+        let (stride, vocab) = (self.forward.logits_stride as usize, self.spec.vocab_size as usize);
+        for bytes in finished.readback.iter().take(1) {
+            let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+            values.chunks_exact(stride).for_each(|row| out.extend_from_slice(&row[..vocab]));
+        }
+    }
+
+    fn finish(&mut self, pending: Pending) -> Result<StepOutput, GpuError> {
+        let finished = self.replayer.wait(&self.gpu, pending.in_flight)?;
+        let mut out = StepOutput { stats: stats_of(&finished), ..StepOutput::default() };
+        if pending.batch.want == Want::Logits {
+            let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
+            self.take_logits(&finished, &mut logits);
+            let mut first = pending.num_logits as usize;
+            while first < pending.batch.num_logits() {
+                let round = self.round(&pending.batch, first);
+                first += round.num_logits();
+                let in_flight = self.submit(&round, true)?;
+                let finished = self.replayer.wait(&self.gpu, in_flight)?;
+                self.take_logits(&finished, &mut logits);
+                add(&mut out.stats, stats_of(&finished));
+            }
+            out.logits = Some(logits);
+        } else {
+            self.take_tokens(&pending.batch, &finished, &mut out);
+        }
+        out.gpu_us = finished.gpu_us.unwrap_or_else(|| pending.started.elapsed().as_micros() as u32);
+        Ok(out)
+    }
+
+    fn take_tokens(&self, batch: &StepBatch, finished: &Finished, out: &mut StepOutput) {
+        let Some(bytes) = finished.readback.first() else { return };
+        let sampled: Vec<Sampled> = bytemuck::pod_collect_to_vec(bytes);
+        out.tokens = sampled.iter().map(|s| s.token).collect();
+        out.not_finite = sampled.iter().map(|s| s.not_finite != 0).collect();
+        let rows = finished.readback.get(1).map(|b| b.chunks_exact(logprobs::ROW_BYTES as usize));
+        let mut rows = rows.into_iter().flatten();
+        for (rules, token) in batch.sampling.iter().zip(&out.tokens) {
+            let row = rows.next();
+            out.logprobs.push(match (rules.logprobs, row) {
+                (Some(asked), Some(row)) => Some(logprobs::decode(row, *token, asked)),
+                _ => None,
+            });
+        }
+    }
+}
+
+impl Executor for WgpuExecutor {
+    fn launch(&mut self, batch: &StepBatch) -> Result<StepHandle, ExecError> {
+        self.check(batch)?;
+        let started = Instant::now();
+        let batch = batch.clone();
+        let in_flight = if batch.num_logits() > self.forward.max_logits as usize {
+            let round = self.round(&batch, 0);
+            self.submit(&round, false)
+        } else {
+            self.submit(&batch, false)
+        }
+        .map_err(exec_error)?;
+        let num_logits = (batch.num_logits() as u32).min(self.forward.max_logits);
+        let step = batch.step;
+        self.in_flight = Some(Pending { step, batch, in_flight, started, num_logits });
+        Ok(StepHandle(step))
+    }
+
+    fn wait(&mut self, handle: StepHandle) -> Result<StepOutput, ExecError> {
+        match self.in_flight.take() {
+            Some(pending) if pending.step == handle.0 => self.finish(pending).map_err(exec_error),
+            _ => Err(ExecError::Rejected(format!("step {} is not in flight", handle.0))),
+        }
+    }
+
+    fn num_blocks(&self) -> u32 {
+        self.cfg.num_blocks
+    }
+
+    fn block_size(&self) -> u32 {
+        self.cfg.block_size
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.spec.vocab_size
+    }
+
+    fn kv_bytes_per_block(&self) -> u64 {
+        let bytes = if self.cfg.precise { 4 } else { 2 };
+        let per_token = u64::from(self.spec.num_kv_heads) * u64::from(padded_head_dim(self.spec.head_dim)) * bytes * 2;
+        per_token * u64::from(self.spec.num_layers) * u64::from(self.cfg.block_size)
+    }
+}
+
+/// Words that the largest step's metadata can take.
+fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
+    let (tokens, rows) = (u64::from(cfg.max_tokens_per_step), u64::from(cfg.max_num_seqs));
+    let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
+    let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
+    let most_biases = 1024;
+    let per_row = blocks + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row
+}
+
+fn exec_error(error: GpuError) -> ExecError {
+    match error {
+        GpuError::Lost(reason) => ExecError::DeviceLost(reason),
+        GpuError::OutOfMemory { .. } => ExecError::OutOfMemory(error.to_string()),
+        other => ExecError::Rejected(other.to_string()),
+    }
+}
+
+fn stats_of(finished: &Finished) -> StepStats {
+    let s = finished.stats;
+    StepStats { submits: s.submits, passes: s.passes, dispatches: s.dispatches, readback_bytes: s.readback_bytes }
+}
+
+fn add(total: &mut StepStats, more: StepStats) {
+    total.submits += more.submits;
+    total.passes += more.passes;
+    total.dispatches += more.dispatches;
+    total.readback_bytes += more.readback_bytes;
+}

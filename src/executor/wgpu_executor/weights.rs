@@ -1,0 +1,175 @@
+//! The model's tensors on the GPU, grouped as the forward pass reads them: Q, K and V (gate and up) of one storage type
+//! make one matrix, so that one dispatch serves them; mixed types make several.
+
+use super::super::{LoadError, LoadProgress};
+use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
+use crate::kernels::stride;
+use crate::kernels::weights::PackedMatrix;
+use crate::model::spec::{ModelSpec, WeightRole};
+use crate::model::{Model, TensorView, quant};
+
+/// Rows of a fused projection that share a storage type.
+pub struct Part {
+    pub matrix: PackedMatrix,
+    /// f32 `[matrix.n]`, where the model has biases.
+    pub bias: Option<Buffer>,
+    /// Where the rows begin in an output row.
+    pub y_offset: u32,
+}
+
+pub struct LayerWeights {
+    pub attn_norm: Buffer, // f32 [stride(hidden)]
+    pub qkv: Vec<Part>,
+    /// f32 `[2, head_dim]`: gains of q and k norms.
+    pub qk_gains: Option<Buffer>,
+    pub o: Part,
+    pub ffn_norm: Buffer,
+    pub gate_up: Vec<Part>,
+    pub down: Part,
+}
+
+pub struct ModelWeights {
+    pub embedding: PackedMatrix,
+    /// `None` when the head reads the embedding.
+    pub head: Option<Part>,
+    pub output_norm: Buffer,
+    pub layers: Vec<LayerWeights>,
+}
+
+/// Told how far a load is; `false` cancels it.
+pub type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> bool;
+
+/// Uploads everything, straight from the mapped file in bounded pieces.
+pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelWeights, LoadError> {
+    let spec = model.spec();
+    let mut loader = Loader { gpu, model, spec, uploader: Uploader::new(gpu), label: String::new() };
+    let total = u64::from(spec.num_layers) + 2;
+    let mut report = |done: u64| {
+        let go_on = progress(LoadProgress { phase: "Uploading weights", done, total });
+        if go_on { Ok(()) } else { Err(LoadError::Cancelled) }
+    };
+    report(0)?;
+    let embedding = loader.matrix("embedding", &[WeightRole::TokenEmbedding])?;
+    report(1)?;
+    let mut layers = Vec::with_capacity(spec.num_layers as usize);
+    for l in 0..spec.num_layers {
+        layers.push(loader.layer(l)?);
+        report(u64::from(l) + 2)?;
+    }
+    let head = match model.weight(WeightRole::LmHead)? {
+        Some(_) => Some(loader.part("head", &[(WeightRole::LmHead, None)], 0)?),
+        None => None,
+    };
+    let output_norm = loader.vector("output norm", WeightRole::OutputNorm, stride(spec.hidden_size))?;
+    loader.uploader.flush()?;
+    report(total)?;
+    Ok(ModelWeights { embedding, head, output_norm, layers })
+}
+
+struct Loader<'a> {
+    gpu: &'a Gpu,
+    model: &'a Model,
+    spec: &'a ModelSpec,
+    uploader: Uploader<'a>,
+    label: String,
+}
+
+impl Loader<'_> {
+    fn layer(&mut self, l: u32) -> Result<LayerWeights, LoadError> {
+        self.label = format!("layer {l} ");
+        let spec = self.spec;
+        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+        let qkv = [
+            (WeightRole::Q(l), WeightRole::QBias(l), 0),
+            (WeightRole::K(l), WeightRole::KBias(l), q),
+            (WeightRole::V(l), WeightRole::VBias(l), q + kv),
+        ];
+        // A padded intermediate size leaves a gap between gate and up, which one matrix cannot skip.
+        let up_at = stride(spec.intermediate_size);
+        let gate_up =
+            [(WeightRole::Gate(l), WeightRole::GateBias(l), 0), (WeightRole::Up(l), WeightRole::UpBias(l), up_at)];
+        Ok(LayerWeights {
+            attn_norm: self.vector("attention norm", WeightRole::AttnNorm(l), stride(spec.hidden_size))?,
+            qkv: self.fused("qkv", &qkv)?,
+            qk_gains: if spec.qk_norm { Some(self.qk_gains(l)?) } else { None },
+            o: self.part("o", &[(WeightRole::O(l), Some(WeightRole::OBias(l)))], 0)?,
+            ffn_norm: self.vector("ffn norm", WeightRole::FfnNorm(l), stride(spec.hidden_size))?,
+            gate_up: self.fused("gate+up", &gate_up)?,
+            down: self.part("down", &[(WeightRole::Down(l), Some(WeightRole::DownBias(l)))], 0)?,
+        })
+    }
+
+    /// Joins neighbours of equal storage type whose output rows touch.
+    fn fused(&mut self, name: &str, roles: &[(WeightRole, WeightRole, u32)]) -> Result<Vec<Part>, LoadError> {
+        let mut runs: Vec<(Vec<(WeightRole, Option<WeightRole>)>, u32)> = Vec::new();
+        let mut last = None;
+        for &(role, bias, y_offset) in roles {
+            let view = view(self.model, role)?;
+            let (dtype, rows) = (view.dtype, view.shape.first().copied().unwrap_or(0) as u32);
+            match runs.last_mut() {
+                Some((run, _)) if last == Some((dtype, y_offset)) => run.push((role, Some(bias))),
+                _ => runs.push((vec![(role, Some(bias))], y_offset)),
+            }
+            last = Some((dtype, y_offset + rows));
+        }
+        runs.iter().map(|(run, y_offset)| self.part(name, run, *y_offset)).collect()
+    }
+
+    fn part(&mut self, name: &str, run: &[(WeightRole, Option<WeightRole>)], y_offset: u32) -> Result<Part, LoadError> {
+        let roles: Vec<WeightRole> = run.iter().map(|(role, _)| *role).collect();
+        let matrix = self.matrix(name, &roles)?;
+        let mut bias = Vec::with_capacity(matrix.n as usize);
+        let mut has_bias = false;
+        for (role, bias_role) in run {
+            let rows = view(self.model, *role)?.shape.first().copied().unwrap_or(0) as usize;
+            let values = match bias_role {
+                Some(bias_role) => self.model.weight(*bias_role)?.map(|v| floats(&v)).transpose()?,
+                None => None,
+            };
+            has_bias |= values.is_some();
+            bias.extend(values.unwrap_or_else(|| vec![0.0; rows]));
+        }
+        let bias = if has_bias { Some(self.floats(name, &bias)?) } else { None };
+        Ok(Part { matrix, bias, y_offset })
+    }
+
+    fn matrix(&mut self, name: &str, roles: &[WeightRole]) -> Result<PackedMatrix, LoadError> {
+        let model = self.model;
+        let views = roles.iter().map(|&r| view(model, r)).collect::<Result<Vec<_>, _>>()?;
+        let k = views[0].shape.last().copied().unwrap_or(0) as u32;
+        let parts: Vec<&[u8]> = views.iter().map(|v| v.bytes).collect();
+        let label = format!("{}{name}", self.label);
+        Ok(PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?)
+    }
+
+    /// A vector as f32, padded with zeros to `len`.
+    fn vector(&mut self, name: &str, role: WeightRole, len: u32) -> Result<Buffer, LoadError> {
+        let mut values = floats(&view(self.model, role)?)?;
+        values.resize(len as usize, 0.0);
+        self.floats(name, &values)
+    }
+
+    fn qk_gains(&mut self, l: u32) -> Result<Buffer, LoadError> {
+        let mut gains = floats(&view(self.model, WeightRole::QNorm(l))?)?;
+        gains.extend(floats(&view(self.model, WeightRole::KNorm(l))?)?);
+        self.floats("qk norm", &gains)
+    }
+
+    fn floats(&mut self, name: &str, values: &[f32]) -> Result<Buffer, LoadError> {
+        let label = format!("{}{name}", self.label);
+        let buffer = self.gpu.alloc(&label, values.len() as u64 * 4, BufferUse::Storage)?;
+        self.uploader.write(&buffer.whole(), bytemuck::cast_slice(values))?;
+        Ok(buffer)
+    }
+}
+
+fn view(model: &Model, role: WeightRole) -> Result<TensorView<'_>, LoadError> {
+    model.weight(role)?.ok_or(LoadError::MissingWeight { role })
+}
+
+fn floats(view: &TensorView<'_>) -> Result<Vec<f32>, LoadError> {
+    let mut out = vec![0.0; view.shape.iter().product::<u64>() as usize];
+    quant::dequantize(view.dtype, view.bytes, &mut out)
+        .map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
+    Ok(out)
+}

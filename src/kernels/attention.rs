@@ -1,0 +1,312 @@
+//! `attention`: PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180). Reads K and V from their pages through the
+//! block tables; decode rows, prompts and chunks of prompts in one batch; causal, with a sliding window or none; query
+//! heads of one kv head share its loads.
+//!
+//! Guarantees: a token's result depends on its row's keys alone, bit for bit: not on chunking, batch, block size,
+//! physical blocks or the number of tokens that a workgroup takes. Partials run over the absolute key ranges
+//! [0, 256), [256, 512), …, each with its own (m, l, o), merged in ascending order.
+//!
+//! It does not attempt to spread one row's ranges over several workgroups yet.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::kv_layout::{KvFormat, KvLayout, padded_head_dim};
+use super::{Class, KernelContext, RowOutput, stride};
+use crate::batch::StepBatch;
+use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
+
+/// Mirrors `Params` of attention.wgsl.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Params {
+    pub num_heads: u32,
+    pub num_kv_heads: u32,
+    /// Keys that a token sees, itself included; 0 is all.
+    pub window: u32,
+    pub q_stride: u32,
+    pub out_stride: u32,
+}
+
+/// What the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// A multiple of `num_kv_heads`.
+    pub num_heads: u32,
+    pub num_kv_heads: u32,
+    /// At most 256.
+    pub head_dim: u32,
+    pub kv: KvFormat,
+}
+
+/// Which rows a dispatch serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// Rows that compute one token.
+    Single,
+    /// Rows that compute several.
+    Several,
+    All,
+}
+
+/// Which rows a batch has, as far as attention cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowKinds {
+    /// Some row computes exactly one token.
+    pub single: bool,
+    /// Some row computes more than one.
+    pub several: bool,
+}
+
+impl RowKinds {
+    /// `row_start` is `[num_rows + 1]`.
+    pub fn of(row_start: &[u32]) -> RowKinds {
+        let lengths = || row_start.windows(2).map(|w| w[1] - w[0]);
+        RowKinds { single: lengths().any(|n| n == 1), several: lengths().any(|n| n > 1) }
+    }
+}
+
+/// Queries that share a workgroup when rows are long, times the dims of each that a lane holds: few enough for the
+/// kernel to compile in about a second on a software adapter.
+const DIMS_PER_LANE: u32 = 64;
+const LANES_FLOOR: u32 = 64;
+
+impl Shape {
+    /// Elements of a row of q: as `rope_kv_write` writes it.
+    pub fn q_stride(&self) -> u32 {
+        stride(self.num_heads * padded_head_dim(self.head_dim))
+    }
+
+    /// Elements of a row of the output: heads of `head_dim` dims, padded.
+    pub fn out_stride(&self) -> u32 {
+        stride(self.num_heads * self.head_dim)
+    }
+
+    /// True when the epilogue can quantise: a workgroup then owns whole groups of 32.
+    pub fn can_quantise(&self, class: Class) -> bool {
+        self.head_dim.is_multiple_of(32) && class != Class::Floor
+    }
+
+    pub fn params(&self, window: Option<u32>) -> Params {
+        Params {
+            num_heads: self.num_heads,
+            num_kv_heads: self.num_kv_heads,
+            window: window.unwrap_or(0),
+            q_stride: self.q_stride(),
+            out_stride: self.out_stride(),
+        }
+    }
+
+    /// Query heads per workgroup: the largest divisor of the group that is at most 8.
+    fn heads_per_workgroup(&self) -> u32 {
+        let group = self.num_heads / self.num_kv_heads;
+        (1..=8).rev().find(|n| group.is_multiple_of(*n)).expect("1 divides every group")
+    }
+
+    /// Tokens per workgroup when rows are long.
+    fn tokens_per_workgroup(&self, class: Class) -> u32 {
+        let dims = match class {
+            Class::Subgroup(lanes) => padded_head_dim(self.head_dim).div_ceil(lanes).next_multiple_of(8),
+            Class::Floor => 8,
+        };
+        (DIMS_PER_LANE / dims / self.heads_per_workgroup()).clamp(1, 8)
+    }
+
+    fn rows(&self, class: Class) -> &'static [Rows] {
+        if self.tokens_per_workgroup(class) == 1 { &[Rows::All] } else { &[Rows::Single, Rows::Several] }
+    }
+
+    /// The files and defines that this shape needs, for compiling ahead.
+    pub fn kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
+        self.rows(class).iter().map(|&rows| ("attention".into(), self.defines(class, rows, is_quantised))).collect()
+    }
+
+    fn defines(&self, class: Class, rows: Rows, is_quantised: bool) -> Defines {
+        assert!(self.head_dim <= 256, "head dim {} is above 256", self.head_dim);
+        assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
+        let heads = self.heads_per_workgroup();
+        let tokens = if rows == Rows::Several { self.tokens_per_workgroup(class) } else { 1 };
+        let queries = heads * tokens;
+        let padded = padded_head_dim(self.head_dim);
+        let numbers = match class {
+            Class::Subgroup(lanes) => subgroup_numbers(lanes, padded),
+            Class::Floor => floor_numbers(queries, padded),
+        };
+        let mut defines = class.defines();
+        for (name, value) in numbers {
+            defines = defines.set(name, i64::from(value));
+        }
+        defines = defines
+            .set("D", i64::from(self.head_dim))
+            .set("DP", i64::from(padded))
+            .set("HEADS", i64::from(heads))
+            .set("TQ", i64::from(tokens))
+            .set("NQ", i64::from(queries));
+        let flags = [
+            ("KV_F32", self.kv == KvFormat::F32),
+            ("I8", is_quantised),
+            ("ONLY_SINGLE", rows == Rows::Single),
+            ("SKIP_SINGLE", rows == Rows::Several),
+        ];
+        flags.iter().filter(|f| f.1).fold(defines, |defines, flag| defines.flag(flag.0))
+    }
+}
+
+/// KT keys per tile, KPL of them per lane, DPL dims per lane in CPL rounds, q loaded QW dims at a time.
+fn subgroup_numbers(lanes: u32, padded: u32) -> Vec<(&'static str, u32)> {
+    let keys = lanes.max(32);
+    let dims = if lanes > 8 { 4 } else { 8 };
+    vec![
+        ("KT", keys),
+        ("KPL", keys / lanes),
+        ("DPL", dims),
+        ("CPL", (padded / dims).div_ceil(lanes)),
+        ("QW", lanes.min(8)),
+    ]
+}
+
+/// KT keys per tile, DPL dims per lane; NG groups of lanes share the queries, QPT each.
+fn floor_numbers(queries: u32, padded: u32) -> Vec<(&'static str, u32)> {
+    let groups = LANES_FLOOR / (padded / 4);
+    vec![("KT", LANES_FLOOR), ("DPL", 4), ("NG", groups), ("QPT", queries.div_ceil(groups))]
+}
+
+/// What [`Attention::new`] binds.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffers<'a> {
+    /// f32 `[num_tokens, q_stride]`, as `rope_kv_write` writes it.
+    pub q: &'a BufferSlice,
+    /// See [`KvLayout`].
+    pub k_cache: &'a BufferSlice,
+    pub v_cache: &'a BufferSlice,
+    /// Rows of `out_stride` elements; `I8` only when the shape [can quantise](Shape::can_quantise).
+    pub y: RowOutput<'a>,
+}
+
+/// The kernels with one layer's buffers.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    label: String,
+    bound: Vec<(Rows, Arc<Bound>)>,
+    workgroups_per_token: u32,
+}
+
+impl Attention {
+    /// `window` is the number of keys that a token sees, itself included; `None` is all.
+    pub fn new(
+        ctx: &mut KernelContext<'_>,
+        label: &str,
+        shape: &Shape,
+        window: Option<u32>,
+        buffers: &Buffers<'_>,
+    ) -> Result<Attention, GpuError> {
+        let is_quantised = matches!(buffers.y, RowOutput::I8(_));
+        if is_quantised && !shape.can_quantise(ctx.class) {
+            let message = format!("heads of {} dims cannot be quantised here", shape.head_dim);
+            return Err(GpuError::Validation { what: label.into(), message });
+        }
+        let params = ctx.params.push(ctx.gpu, &shape.params(window))?;
+        let mut bindings = vec![
+            ("step_meta", ctx.step_meta),
+            ("q", buffers.q),
+            ("k_cache", buffers.k_cache),
+            ("v_cache", buffers.v_cache),
+            ("params", &params),
+        ];
+        bindings.extend(buffers.y.bindings());
+        let bind = |&rows: &Rows| -> Result<(Rows, Arc<Bound>), GpuError> {
+            let kernel = ctx.gpu.kernel("attention", &shape.defines(ctx.class, rows, is_quantised))?;
+            Ok((rows, ctx.gpu.bind(&kernel, &bindings)?))
+        };
+        Ok(Attention {
+            label: label.into(),
+            bound: shape.rows(ctx.class).iter().map(bind).collect::<Result<_, _>>()?,
+            workgroups_per_token: shape.num_heads / shape.heads_per_workgroup(),
+        })
+    }
+
+    /// One dispatch, or two for a batch that has rows of one token and longer ones.
+    pub fn record(&self, recording: &mut Recording, num_tokens: u32, kinds: RowKinds) {
+        for (rows, bound) in &self.bound {
+            let is_needed = match rows {
+                Rows::Single => kinds.single,
+                Rows::Several => kinds.several,
+                Rows::All => true,
+            };
+            if is_needed {
+                recording.dispatch(self.label.clone(), bound, num_tokens * self.workgroups_per_token);
+            }
+        }
+    }
+}
+
+/// What the kernel computes, in f64, f32 output `[num_tokens, out_stride]`. Caches are decoded ([`KvLayout::decode`]).
+pub fn reference(
+    shape: &Shape,
+    layout: &KvLayout,
+    batch: &StepBatch,
+    window: Option<u32>,
+    q: &[f32],
+    k_cache: &[f32],
+    v_cache: &[f32],
+) -> Vec<f32> {
+    let (dim, padded) = (shape.head_dim as usize, padded_head_dim(shape.head_dim) as usize);
+    let group = shape.num_heads / shape.num_kv_heads;
+    let mut out = vec![0.0; batch.num_tokens() * shape.out_stride() as usize];
+    for token in 0..batch.num_tokens() {
+        let row = batch.row_of_token[token] as usize;
+        let table = &batch.block_tables[batch.block_table_start[row] as usize..];
+        let position = batch.positions[token];
+        let lowest = window.map_or(0, |w| (position + 1).saturating_sub(w));
+        let slot = |key: u32| table[(key / layout.block_size) as usize] * layout.block_size + key % layout.block_size;
+        for head in 0..shape.num_heads {
+            let query = &q[token * shape.q_stride() as usize + head as usize * padded..][..dim];
+            let value_idx = |key: u32| layout.value_idx(slot(key), head / group);
+            let scores: Vec<f64> = (lowest..=position).map(|key| dot(query, &k_cache[value_idx(key)..])).collect();
+            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp2()).collect();
+            let total: f64 = weights.iter().sum();
+            let to = token * shape.out_stride() as usize + head as usize * dim;
+            for d in 0..dim {
+                let sum: f64 =
+                    (lowest..=position).zip(&weights).map(|(key, w)| w * f64::from(v_cache[value_idx(key) + d])).sum();
+                out[to + d] = (sum / total) as f32;
+            }
+        }
+    }
+    out
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_kinds_tell_single_rows_from_longer_ones() {
+        assert_eq!(RowKinds::of(&[0, 1, 2]), RowKinds { single: true, several: false });
+        assert_eq!(RowKinds::of(&[0, 7]), RowKinds { single: false, several: true });
+        assert_eq!(RowKinds::of(&[0, 7, 8]), RowKinds { single: true, several: true });
+        assert_eq!(RowKinds::of(&[0]), RowKinds { single: false, several: false });
+    }
+
+    #[test]
+    fn workgroups_hold_whole_divisors_of_a_group_and_few_accumulators() {
+        let check = |heads, kv_heads, head_dim, expect| {
+            let shape = Shape { num_heads: heads, num_kv_heads: kv_heads, head_dim, kv: KvFormat::F16 };
+            let got = (shape.heads_per_workgroup(), shape.tokens_per_workgroup(Class::Subgroup(8)));
+            assert_eq!(got, expect, "{heads}/{kv_heads}");
+        };
+        check(9, 3, 64, (3, 2));
+        check(8, 8, 64, (1, 8));
+        check(14, 2, 64, (7, 1));
+        check(32, 8, 128, (4, 1));
+        check(32, 32, 256, (1, 2));
+        check(32, 2, 64, (8, 1));
+        check(11, 1, 64, (1, 8));
+    }
+}

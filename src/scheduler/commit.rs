@@ -1,0 +1,155 @@
+//! After a step: apply what it gave, or take it back.
+
+use super::planner::Undo;
+use super::{PlanRow, RowKind, Scheduler, StepPlan};
+use crate::ids::{RequestId, SeqSlot, TokenId};
+use crate::kv::BlockTable;
+use crate::protocol::{FinishReason, RunError};
+
+/// What a committed step did for one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowResult {
+    pub request: RequestId,
+    pub slot: SeqSlot,
+    pub kind: RowKind,
+    pub from: u32,
+    pub num_tokens: u32,
+    /// Index into the step's results, when the row asked for logits.
+    pub logit_idx: Option<u32>,
+    /// The token appended; `None` when none was sampled, or it was dropped because the request is ending.
+    pub token: Option<TokenId>,
+    /// The token was the last. A stop token is counted, but is not part of the text.
+    pub finish: Option<FinishReason>,
+}
+
+/// The rows of a committed step, in plan order. Ends are read with [`Scheduler::take_ended`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Committed {
+    pub step: u64,
+    pub rows: Vec<RowResult>,
+}
+
+impl Scheduler {
+    /// The step ran: computed positions become valid, full blocks findable, sampled tokens part of their sequences.
+    /// `sampled` and `not_finite` have one entry per row that wants logits, in plan order; a row that is not finite ends
+    /// with an error, and the blocks that it read are never shared again.
+    pub fn commit(&mut self, plan: &StepPlan, sampled: &[TokenId], not_finite: &[bool]) -> Committed {
+        self.close(plan);
+        assert_eq!(sampled.len(), plan.num_logits(), "one sampled token per row that wants logits");
+        assert_eq!(not_finite.len(), sampled.len(), "one flag per sampled token");
+        self.kv.commit();
+        self.undo.clear();
+        self.totals.preemptions += plan.preempted.len() as u64;
+        let mut committed = Committed { step: plan.step, rows: Vec::with_capacity(plan.rows.len()) };
+        let mut num_logits = 0;
+        for row in &plan.rows {
+            let logit_idx = row.wants_logits.then_some(num_logits);
+            num_logits += usize::from(row.wants_logits);
+            let sampled = logit_idx.map(|l| (sampled[l], not_finite[l]));
+            let mut result = self.commit_row(row, sampled);
+            result.logit_idx = logit_idx.map(|l| l as u32);
+            committed.rows.push(result);
+        }
+        self.end_deferred();
+        self.verify();
+        committed
+    }
+
+    /// The step did not run and nothing was written: the state is again as before [`Scheduler::plan_step`].
+    pub fn release(&mut self, plan: &StepPlan) {
+        self.close(plan);
+        self.kv.undo();
+        while let Some(undo) = self.undo.pop() {
+            self.apply(undo);
+        }
+        self.end_deferred();
+        self.verify();
+    }
+
+    /// The step failed and may have written some of its slots: nothing is computed, but nothing that may have been
+    /// overwritten comes back either. Rows keep their blocks, preempted requests stay in the queue, and the same
+    /// positions are planned again.
+    pub fn abandon(&mut self, plan: &StepPlan) {
+        self.close(plan);
+        self.kv.commit();
+        self.undo.clear();
+        self.totals.preemptions += plan.preempted.len() as u64;
+        self.end_deferred();
+        self.verify();
+    }
+
+    fn close(&mut self, plan: &StepPlan) {
+        assert_eq!(self.in_flight, Some(plan.step), "step {} is not the one in flight", plan.step);
+        self.in_flight = None;
+        for row in &plan.rows {
+            self.seq_mut(row.seq).num_pending = 0;
+        }
+    }
+
+    fn commit_row(&mut self, row: &PlanRow, sampled: Option<(TokenId, bool)>) -> RowResult {
+        let mut result = RowResult {
+            request: row.request,
+            slot: row.slot,
+            kind: row.kind,
+            from: row.from,
+            num_tokens: row.num_tokens,
+            logit_idx: None,
+            token: None,
+            finish: None,
+        };
+        let to = row.to();
+        let seq = self.seqs[row.seq as usize].as_mut().expect("a planned row is live until its step is over");
+        self.totals.computed_tokens += u64::from(row.num_tokens);
+        self.totals.recomputed_tokens += u64::from(to.min(seq.computed_peak).saturating_sub(row.from));
+        seq.num_computed = to;
+        seq.computed_peak = seq.computed_peak.max(to);
+        self.kv.fill(&seq.table, row.from, to);
+        if let Some((_, true)) = sampled {
+            self.kv.taint(&seq.table);
+            self.end(row.seq, Err(RunError::NotFinite { position: to }));
+            return result;
+        }
+        if seq.is_ending {
+            return result;
+        }
+        self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
+        if let Some((token, _)) = sampled {
+            result.token = Some(token);
+            result.finish = seq.append(token);
+            if let Some(reason) = result.finish.clone() {
+                self.end(row.seq, Ok(reason));
+            }
+        }
+        result
+    }
+
+    fn apply(&mut self, undo: Undo) {
+        match undo {
+            Undo::Grow { seq: idx, mark } => {
+                let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
+                self.kv.rewind(&mut seq.table, mark);
+            }
+            Undo::Admit { seq: idx, cached_tokens } => {
+                assert_eq!(self.running.pop(), Some(idx), "admissions are undone last to first");
+                let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
+                self.free_slots.push(seq.slot.expect("an admitted sequence has a slot"));
+                seq.table = BlockTable::new(seq.id);
+                seq.cached_tokens = cached_tokens;
+                seq.reset_progress();
+                self.waiting.push_front(idx);
+            }
+            Undo::Preempt { seq: idx, at, slot, num_computed, table } => {
+                assert_eq!(self.waiting.pop_front(), Some(idx), "preemptions are undone last to first");
+                assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
+                let table = self.kv.resume(table);
+                let seq = self.seq_mut(idx);
+                seq.table = table;
+                seq.num_computed = num_computed;
+                seq.preemptions -= 1;
+                seq.slot = Some(slot);
+                seq.status = super::SeqStatus::Running;
+                self.running.insert(at, idx);
+            }
+        }
+    }
+}

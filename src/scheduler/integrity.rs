@@ -1,0 +1,197 @@
+//! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
+
+use super::policy::{claimed_blocks, is_protected};
+use super::{CheckLevel, Scheduler, SeqIdx, SeqStatus, StepPlan};
+use crate::kv::HeldTable;
+
+impl Scheduler {
+    /// Every invariant that holds between steps and while one is in flight; the text names the one that is broken.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        let held = self.running().chain(self.waiting()).map(|seq| HeldTable {
+            table: &seq.table,
+            tokens: &seq.tokens,
+            num_computed: seq.num_computed,
+            salt: seq.cache_salt,
+        });
+        self.kv.check_integrity(held)?;
+        self.check_partition()?;
+        self.check_slots()?;
+        for seq in self.running().chain(self.waiting()) {
+            self.check_sequence(seq)?;
+        }
+        let claimed: u32 = self.running().map(|seq| claimed_blocks(seq, &self.kv, &self.config)).sum();
+        if claimed > self.kv.num_available() {
+            let available = self.kv.num_available();
+            return Err(format!(
+                "invariant 15: {claimed} blocks are kept for protected requests, {available} are there"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The rules that a plan keeps, against the state it was made from.
+    pub fn check_plan(&self, plan: &StepPlan) -> Result<(), String> {
+        if plan.num_tokens() > plan.budget || plan.budget > self.config.max_tokens_per_step {
+            return Err(format!("invariant 12: {} tokens are planned within {}", plan.num_tokens(), plan.budget));
+        }
+        if plan.rows.is_empty() && plan.budget > 0 && self.has_work() {
+            return Err(format!("invariant 14: step {} has work and budget, but no row", plan.step));
+        }
+        if !plan.preempted.is_empty() && !plan.admitted.is_empty() {
+            return Err(format!("step {} admits beside a preemption", plan.step));
+        }
+        let mut is_planned = vec![false; self.config.max_num_seqs as usize];
+        for row in &plan.rows {
+            let Some(seq) = self.get(row.request) else {
+                return Err(format!("invariant 13: request {} is planned, but not live", row.request));
+            };
+            if std::mem::replace(&mut is_planned[row.slot.idx()], true) {
+                return Err(format!("invariant 10: the slot of request {} has two rows", row.request));
+            }
+            let in_order =
+                seq.status == SeqStatus::Running && seq.slot == Some(row.slot) && seq.num_computed == row.from;
+            if !in_order || row.num_tokens == 0 || row.to() > seq.num_tokens() {
+                return Err(format!("request {} is planned out of order: {row:?}", row.request));
+            }
+            if row.to() > seq.table.slots() || row.wants_logits != (row.to() == seq.num_tokens()) {
+                return Err(format!("invariant 6: request {} is planned beyond its blocks: {row:?}", row.request));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asserts as much as the configuration asks for.
+    pub(super) fn verify(&self) {
+        let checked = match self.config.check {
+            CheckLevel::Cheap => self.kv.check_counts(),
+            CheckLevel::Full => self.check_integrity(),
+        };
+        if let Err(broken) = checked {
+            panic!("{broken}");
+        }
+    }
+
+    pub(super) fn verify_plan(&self, plan: &StepPlan) {
+        self.verify();
+        if let Err(broken) = self.check_plan(plan) {
+            panic!("{broken}");
+        }
+    }
+
+    fn check_partition(&self) -> Result<(), String> {
+        let mut times_seen = vec![0u32; self.seqs.len()];
+        let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
+        let waiting = self.waiting.iter().map(|idx| (*idx, SeqStatus::Waiting));
+        for (idx, status) in running.chain(waiting) {
+            times_seen[idx as usize] += 1;
+            if self.seqs[idx as usize].as_ref().is_none_or(|seq| seq.status != status) {
+                return Err(format!("invariant 13: place {idx} is listed as {status:?}, but is not"));
+            }
+        }
+        for (id, idx) in &self.by_id {
+            if times_seen[*idx as usize] != 1 || self.seq(*idx).id != *id {
+                return Err(format!("invariant 13: request {id} is listed {} times", times_seen[*idx as usize]));
+            }
+        }
+        let num_listed = self.running.len() + self.waiting.len();
+        let num_live = self.seqs.iter().flatten().count();
+        if num_listed != self.by_id.len() || num_live != num_listed || num_live + self.vacant.len() != self.seqs.len() {
+            return Err(format!("invariant 13: {num_live} sequences live, {num_listed} are listed"));
+        }
+        Ok(())
+    }
+
+    fn check_slots(&self) -> Result<(), String> {
+        let mut is_taken = vec![false; self.config.max_num_seqs as usize];
+        let taken = self.running().filter_map(|seq| seq.slot);
+        for slot in taken.chain(self.free_slots.iter().copied()) {
+            if std::mem::replace(&mut is_taken[slot.idx()], true) {
+                return Err(format!("slot {slot} is in use twice, or in use and free"));
+            }
+        }
+        if let Some(lost) = is_taken.iter().position(|is_taken| !is_taken) {
+            return Err(format!("slot {lost} is lost"));
+        }
+        Ok(())
+    }
+
+    fn check_sequence(&self, seq: &super::Sequence) -> Result<(), String> {
+        let id = seq.id;
+        if seq.num_computed >= seq.num_tokens() || seq.num_tokens() > seq.max_total {
+            let (computed, tokens, max) = (seq.num_computed, seq.num_tokens(), seq.max_total);
+            return Err(format!("invariant 6: request {id} computed {computed} of {tokens} tokens, at most {max}"));
+        }
+        if seq.num_pending > 0 && self.in_flight.is_none() {
+            return Err(format!("request {id} awaits a token, but no step is in flight"));
+        }
+        let is_idle = seq.slot.is_none() && seq.table.num_blocks() == 0 && seq.num_computed == 0;
+        if seq.status == SeqStatus::Waiting && !is_idle || seq.status == SeqStatus::Running && seq.slot.is_none() {
+            return Err(format!("request {id} is {:?}, but its slot and blocks say otherwise", seq.status));
+        }
+        if seq.preemptions > self.config.max_preemptions {
+            let times = seq.preemptions;
+            return Err(format!(
+                "invariant 15: request {id} was preempted {times} times (protected: {})",
+                is_protected(seq, &self.config)
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Everything a step may change, to compare the state before and after.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateView {
+    /// Running in batch order, then waiting in queue order.
+    pub sequences: Vec<SequenceView>,
+    pub free_slots: Vec<u32>,
+    pub blocks: Vec<crate::kv::BlockView>,
+    pub free_order: Vec<u32>,
+    pub eviction_order: Vec<u32>,
+    pub counts: crate::kv::KvCounts,
+    pub totals: super::Totals,
+    pub places: Vec<SeqIdx>,
+}
+
+/// One sequence in a [`StateView`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceView {
+    pub id: u64,
+    pub status: SeqStatus,
+    pub slot: Option<u32>,
+    pub num_tokens: u32,
+    pub num_computed: u32,
+    pub num_pending: u32,
+    pub slots: u32,
+    pub blocks: Vec<u32>,
+    pub preemptions: u32,
+    pub cached_tokens: Option<u32>,
+}
+
+impl Scheduler {
+    /// A copy of all that a step may change. Costs a walk over everything: for tests and reports of faults.
+    pub fn state(&self) -> StateView {
+        let view = |seq: &super::Sequence| SequenceView {
+            id: seq.id.0,
+            status: seq.status,
+            slot: seq.slot.map(|slot| slot.0),
+            num_tokens: seq.num_tokens(),
+            num_computed: seq.num_computed,
+            num_pending: seq.num_pending,
+            slots: seq.table.slots(),
+            blocks: seq.table.ids().iter().map(|id| id.0).collect(),
+            preemptions: seq.preemptions,
+            cached_tokens: seq.cached_tokens,
+        };
+        StateView {
+            sequences: self.running().chain(self.waiting()).map(view).collect(),
+            free_slots: self.free_slots.iter().map(|slot| slot.0).collect(),
+            blocks: self.kv.blocks().collect(),
+            free_order: self.kv.free_order().map(|id| id.0).collect(),
+            eviction_order: self.kv.eviction_order().map(|id| id.0).collect(),
+            counts: self.kv.counts(),
+            totals: self.totals,
+            places: self.running.iter().chain(&self.waiting).copied().collect(),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What a step will do: the immutable record of the scheduler's decisions.
+
+use super::SeqIdx;
+use crate::ids::{RequestId, SeqSlot};
+
+/// What a row of the batch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// A chunk of the prompt; `cached` tokens came from the prefix cache when the row was admitted in this step.
+    Prefill { cached: u32 },
+    /// The token sampled last, to get the next.
+    Decode,
+    /// Tokens computed again after a preemption.
+    Recompute { cached: u32 },
+}
+
+/// One sequence's part of a step: positions `from..from + num_tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanRow {
+    pub request: RequestId,
+    pub(super) seq: SeqIdx,
+    pub slot: SeqSlot,
+    pub kind: RowKind,
+    pub from: u32,
+    pub num_tokens: u32,
+    /// Blocks reserved for this row in this step.
+    pub num_new_blocks: u32,
+    /// The row reaches the last known token: the next one is sampled.
+    pub wants_logits: bool,
+}
+
+impl PlanRow {
+    /// The position after the last one computed.
+    pub fn to(&self) -> u32 {
+        self.from + self.num_tokens
+    }
+}
+
+/// A request that joins the batch in this step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    pub request: RequestId,
+    /// Known tokens: the prompt, and after a preemption the output so far.
+    pub num_tokens: u32,
+    /// How many of them the prefix cache had.
+    pub cached_tokens: u32,
+    /// It ran before and was preempted.
+    pub is_resumed: bool,
+}
+
+/// A request that is put back in the queue to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preemption {
+    pub victim: RequestId,
+    /// Whose growth needed the blocks; the victim itself when nobody else may be taken.
+    pub beneficiary: RequestId,
+    /// Blocks that became available.
+    pub freed_blocks: u32,
+    /// Computed positions given up (some may be found again by prefix).
+    pub lost_tokens: u32,
+}
+
+/// Why a request waits: the binding constraint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitReason {
+    /// Behind others in the queue; 1 is next after the one that could not be admitted.
+    Behind { position: u32 },
+    /// Blocks needed after prefix hits, and available after hits, promises to running requests and watermark.
+    Blocks { needed: u32, available: u32 },
+    /// All slots of the batch are taken.
+    Slots { max_num_seqs: u32 },
+    /// The step's token budget is used up.
+    Budget,
+    /// A preemption happened in this step; nothing is admitted beside it.
+    Preemption,
+}
+
+/// The decisions of one step. Rows are in batch order: one-token rows first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepPlan {
+    pub step: u64,
+    /// Tokens that the step may compute.
+    pub budget: u32,
+    pub rows: Vec<PlanRow>,
+    pub admitted: Vec<Admission>,
+    pub preempted: Vec<Preemption>,
+    /// The first of the queue with their reasons, at most [`super::MAX_REASONS`].
+    pub waiting: Vec<(RequestId, WaitReason)>,
+    pub num_running: u32,
+    pub num_waiting: u32,
+}
+
+impl StepPlan {
+    /// True when there is nothing to launch; it must still be committed.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub fn num_tokens(&self) -> u32 {
+        self.rows.iter().map(|row| row.num_tokens).sum()
+    }
+
+    /// Rows that sample a token, in the order in which results come back.
+    pub fn num_logits(&self) -> usize {
+        self.rows.iter().filter(|row| row.wants_logits).count()
+    }
+}

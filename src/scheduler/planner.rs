@@ -1,0 +1,254 @@
+//! Planning a step: serve those who run, then admit.
+
+use super::policy::{self, Room};
+use super::{Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
+use crate::ids::SeqSlot;
+use crate::kv::{BlockTable, SuspendedTable, TableMark};
+
+/// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanInputs {
+    /// Ascending.
+    pub step: u64,
+    /// Tokens that the step may compute; what exceeds `max_tokens_per_step` is cut.
+    pub max_tokens: u32,
+    /// While some row needs just one token: tokens that all other rows may compute together. Keeps a long prompt from
+    /// delaying those who decode.
+    pub max_prefill_tokens: u32,
+}
+
+/// How to take back one change of the scheduler's state; applied last to first.
+#[derive(Debug)]
+pub(super) enum Undo {
+    Grow { seq: SeqIdx, mark: TableMark },
+    Admit { seq: SeqIdx, cached_tokens: Option<u32> },
+    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, table: SuspendedTable },
+}
+
+/// A plan being made.
+struct Draft {
+    plan: StepPlan,
+    budget_left: u32,
+    max_prefill_tokens: u32,
+    prefill_used: u32,
+    /// Blocks kept for protected sequences.
+    claimed: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// Rows that need one token.
+    One,
+    /// All other rows.
+    More,
+}
+
+impl Scheduler {
+    /// Decides the next step. Blocks are reserved for it; it must be followed by `commit`, `release` or `abandon`.
+    pub fn plan_step(&mut self, inputs: PlanInputs) -> StepPlan {
+        assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
+        self.kv.begin(inputs.step);
+        self.in_flight = Some(inputs.step);
+        let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
+        let mut draft = Draft {
+            plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
+            budget_left: budget,
+            max_prefill_tokens: inputs.max_prefill_tokens,
+            prefill_used: 0,
+            claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
+        };
+        self.serve_running(&mut draft, Pass::One);
+        self.serve_running(&mut draft, Pass::More);
+        let binding =
+            if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
+        self.explain_waiting(&mut draft.plan, binding);
+        for row in &draft.plan.rows {
+            let seq = self.seqs[row.seq as usize].as_mut().expect("planned rows are live");
+            seq.num_pending = u32::from(row.wants_logits);
+        }
+        assert_eq!(
+            draft.plan.num_tokens() + draft.budget_left,
+            budget,
+            "invariant 16: the budget of an unscheduled row is given back"
+        );
+        self.verify_plan(&draft.plan);
+        draft.plan
+    }
+
+    /// Gives each running sequence of this pass its chunk, in batch order, preempting where blocks are short.
+    fn serve_running(&mut self, draft: &mut Draft, pass: Pass) {
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend_from_slice(&self.running);
+        for &idx in &order {
+            let seq = self.seq(idx);
+            let is_one = seq.num_remaining() == 1;
+            if seq.status != SeqStatus::Running || is_one != (pass == Pass::One) {
+                continue;
+            }
+            let num_tokens = self.chunk(seq.num_remaining(), draft);
+            if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
+                self.plan_row(idx, num_tokens, None, draft);
+            }
+        }
+        self.order = order;
+    }
+
+    /// How many of the remaining tokens the step can compute for one row.
+    fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
+        let chunk = remaining.min(self.config.long_prefill_cap).min(draft.budget_left);
+        if remaining == 1 || !draft.has_one_token_rows() {
+            return chunk;
+        }
+        chunk.min(draft.max_prefill_tokens.max(1).saturating_sub(draft.prefill_used))
+    }
+
+    /// Preempts until `num_tokens` more positions fit. False when the sequence itself had to give way.
+    fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
+        loop {
+            let seq = self.seq(idx);
+            let needed = self.kv.blocks_for(seq.num_computed + num_tokens).saturating_sub(seq.table.num_blocks());
+            let own = policy::claimed_blocks(seq, &self.kv, &self.config);
+            let others = draft.claimed - own;
+            if needed == 0 || needed + others <= self.kv.num_available() {
+                return true;
+            }
+            let running = self.running.iter().map(|idx| self.seq(*idx));
+            let victim = policy::victim(running, &self.config).expect("a protected sequence finds what it claims").id;
+            let victim = self.by_id[&victim];
+            self.preempt(victim, idx, draft);
+            if victim == idx {
+                return false;
+            }
+        }
+    }
+
+    /// Reserves the blocks of a row and writes it down. The room was made before.
+    fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
+        let seq = self.seqs[idx as usize].as_mut().expect("planned rows are live");
+        let claimed_before = policy::claimed_blocks(seq, &self.kv, &self.config);
+        let mark = self.kv.mark(&seq.table);
+        let to = seq.num_computed + num_tokens;
+        let num_new_blocks = self.kv.reserve(&mut seq.table, to).expect("room was made for the row");
+        self.undo.push(Undo::Grow { seq: idx, mark });
+        let claimed_now = policy::claimed_blocks(seq, &self.kv, &self.config);
+        draft.claimed = draft.claimed + claimed_now - claimed_before;
+        draft.budget_left -= num_tokens;
+        if seq.num_remaining() > 1 {
+            draft.prefill_used += num_tokens;
+        }
+        let cached = joined.map_or(0, |joined| joined.cached_tokens);
+        let is_again = seq.num_computed < seq.computed_peak || joined.is_some_and(|joined| joined.is_resumed);
+        let kind = match (is_again, seq.num_computed >= seq.num_prompt) {
+            (true, _) => RowKind::Recompute { cached },
+            (false, true) => RowKind::Decode,
+            (false, false) => RowKind::Prefill { cached },
+        };
+        draft.plan.rows.push(PlanRow {
+            request: seq.id,
+            seq: idx,
+            slot: seq.slot.expect("a running sequence has a slot"),
+            kind,
+            from: seq.num_computed,
+            num_tokens,
+            num_new_blocks,
+            wants_logits: to == seq.num_tokens(),
+        });
+    }
+
+    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
+    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
+        if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
+            let row = draft.plan.rows.remove(at);
+            draft.budget_left += row.num_tokens;
+            if self.seq(victim).num_remaining() > 1 {
+                draft.prefill_used -= row.num_tokens;
+            }
+        }
+        let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
+        self.running.remove(at);
+        let available = self.kv.num_available();
+        let beneficiary = self.seq(beneficiary).id;
+        let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
+        let (slot, num_computed) = (seq.slot.expect("a running sequence has a slot"), seq.num_computed);
+        let table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
+        seq.reset_progress();
+        seq.preemptions += 1;
+        let table = self.kv.suspend(table);
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table });
+        self.free_slots.push(slot);
+        self.waiting.push_front(victim);
+        draft.plan.preempted.push(Preemption {
+            victim: self.seq(victim).id,
+            beneficiary,
+            freed_blocks: self.kv.num_available() - available,
+            lost_tokens: num_computed,
+        });
+    }
+
+    /// Admits from the head of the queue while the whole of each fits; says what stopped it.
+    fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
+        let mut promised: u32 = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
+        while let Some(&idx) = self.waiting.front() {
+            let Some(&slot) = self.free_slots.last() else {
+                return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
+            };
+            let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
+            // At least one token is computed, to get logits.
+            let query_tokens = seq.num_tokens() - 1;
+            let hit = self.kv.lookup(&seq.chain, &seq.tokens, query_tokens / self.kv.block_size());
+            let cached_tokens = hit.num_blocks * self.kv.block_size();
+            let num_tokens = self.chunk(seq.num_tokens() - cached_tokens, draft);
+            if num_tokens == 0 {
+                return Some(WaitReason::Budget);
+            }
+            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
+            let room = Room { available: self.kv.num_available(), promised, watermark };
+            if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
+                return Some(reason);
+            }
+            self.waiting.pop_front();
+            self.free_slots.pop();
+            self.join(idx, slot, query_tokens, num_tokens, draft);
+            promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
+        }
+        None
+    }
+
+    /// Moves a waiting sequence into the batch with the hit just looked up.
+    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
+        let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
+        self.kv.attach(&mut seq.table, query_tokens);
+        let cached_tokens = seq.table.slots();
+        let is_resumed = seq.cached_tokens.is_some();
+        seq.cached_tokens.get_or_insert(cached_tokens);
+        seq.num_computed = cached_tokens;
+        seq.status = SeqStatus::Running;
+        seq.slot = Some(slot);
+        let joined = Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, is_resumed };
+        draft.claimed += policy::claimed_blocks(seq, &self.kv, &self.config);
+        self.running.push(idx);
+        draft.plan.admitted.push(joined);
+        self.plan_row(idx, num_tokens, Some(joined), draft);
+    }
+
+    fn explain_waiting(&self, plan: &mut StepPlan, binding: Option<WaitReason>) {
+        plan.num_running = self.running.len() as u32;
+        plan.num_waiting = self.waiting.len() as u32;
+        for (position, seq) in self.waiting().take(MAX_REASONS).enumerate() {
+            let reason = match (position, binding) {
+                (_, Some(WaitReason::Preemption)) => WaitReason::Preemption,
+                (0, Some(reason)) => reason,
+                (position, _) => WaitReason::Behind { position: position as u32 },
+            };
+            plan.waiting.push((seq.id, reason));
+        }
+    }
+}
+
+impl Draft {
+    fn has_one_token_rows(&self) -> bool {
+        self.plan.budget - self.budget_left > self.prefill_used
+    }
+}

@@ -1,0 +1,55 @@
+//! The choices of a step as pure functions: how many tokens a row gets, who gives way, who may join.
+
+use super::sequence::Sequence;
+use super::{SchedulerConfig, WaitReason};
+use crate::kv::{KvCache, PrefixHit};
+
+/// A request preempted this often is not taken again: it is admitted only when all it may ever need is free, and what
+/// it has not taken yet is kept for it. That bounds the preemptions of one request, and so the work done twice.
+pub(super) fn is_protected(seq: &Sequence, config: &SchedulerConfig) -> bool {
+    seq.preemptions >= config.max_preemptions
+}
+
+/// Blocks that a running sequence is promised beyond those it has: a protected one all it may ever need, any other one
+/// what its known tokens need.
+pub(super) fn promised_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
+    let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
+    kv.blocks_for(tokens).saturating_sub(seq.table.num_blocks())
+}
+
+/// Blocks that nobody but this sequence may take.
+pub(super) fn claimed_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
+    if is_protected(seq, config) { promised_blocks(seq, kv, config) } else { 0 }
+}
+
+/// The running sequence that gives way: the last to join that is not protected.
+pub(super) fn victim<'a>(
+    running: impl DoubleEndedIterator<Item = &'a Sequence>,
+    config: &SchedulerConfig,
+) -> Option<&'a Sequence> {
+    running.rev().find(|seq| !is_protected(seq, config))
+}
+
+/// The pool as an admission sees it.
+pub(super) struct Room {
+    /// Free and cached-idle blocks.
+    pub available: u32,
+    /// Blocks promised to those who run.
+    pub promised: u32,
+    /// Kept free while anybody runs.
+    pub watermark: u32,
+}
+
+/// The whole of the sequence must fit, and an idle block of its own prefix counts once: as found, not as available.
+pub(super) fn may_join(
+    seq: &Sequence,
+    hit: PrefixHit,
+    room: &Room,
+    kv: &KvCache,
+    config: &SchedulerConfig,
+) -> Result<(), WaitReason> {
+    let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
+    let needed = kv.blocks_for(tokens).saturating_sub(hit.num_blocks);
+    let available = room.available.saturating_sub(hit.num_idle + room.promised + room.watermark);
+    if needed > available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
+}

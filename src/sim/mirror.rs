@@ -1,0 +1,47 @@
+//! A block map rebuilt from block events alone, as the app does it.
+
+use crate::kv::{BlockEvent, BlockState, KvCache};
+
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Cell {
+    refs: u32,
+    filled: u32,
+    is_idle: bool,
+}
+
+pub(super) struct Mirror {
+    cells: Vec<Cell>,
+}
+
+impl Mirror {
+    pub fn new(num_blocks: u32) -> Self {
+        Mirror { cells: vec![Cell::default(); num_blocks as usize] }
+    }
+
+    pub fn apply(&mut self, event: BlockEvent) {
+        match event {
+            BlockEvent::Alloc { block, .. } => self.cells[block.idx()] = Cell { refs: 1, filled: 0, is_idle: false },
+            BlockEvent::Fill { block, filled } => self.cells[block.idx()].filled = filled,
+            BlockEvent::Share { block, .. } => {
+                self.cells[block.idx()].refs += 1;
+                self.cells[block.idx()].is_idle = false;
+            }
+            BlockEvent::Unref { block, .. } => self.cells[block.idx()].refs -= 1,
+            BlockEvent::CacheIdle { block } => self.cells[block.idx()].is_idle = true,
+            BlockEvent::Evict { block } | BlockEvent::Free { block } => self.cells[block.idx()] = Cell::default(),
+            BlockEvent::Publish { .. } => {}
+        }
+    }
+
+    /// The rebuilt map equals the cache's own.
+    pub fn check(&self, kv: &KvCache) -> Result<(), String> {
+        for (id, (cell, block)) in self.cells.iter().zip(kv.blocks()).enumerate() {
+            let is_idle = block.state == BlockState::CachedIdle;
+            let own = Cell { refs: block.refs, filled: block.filled, is_idle };
+            if *cell != own {
+                return Err(format!("events say {cell:?} of block {id}, the cache says {own:?}"));
+            }
+        }
+        Ok(())
+    }
+}

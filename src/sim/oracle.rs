@@ -1,0 +1,56 @@
+//! What a request gets when it is alone: computed without scheduler, cache or pages, by counting everything afresh.
+
+use super::world::World;
+use crate::batch::{RowSampling, TokenPenalty};
+use crate::executor::paged_fake::UnpagedRun;
+use crate::ids::TokenId;
+use crate::protocol::FinishReason;
+use crate::scheduler::NewSequence;
+
+/// The whole output of a request that nothing disturbs.
+pub(super) struct Expected {
+    pub output: Vec<TokenId>,
+    pub reason: FinishReason,
+}
+
+/// True when the request must be refused, whatever the load (a full queue is another matter).
+pub(super) fn is_impossible(world: &World, new: &NewSequence) -> bool {
+    let prompt = new.prompt.len() as u32;
+    let total = prompt + new.stop.max_tokens.unwrap_or(1);
+    let capacity = (world.kv.num_blocks - 1) * world.kv.block_size;
+    prompt == 0 || new.stop.max_tokens == Some(0) || total > world.scheduler.max_model_len || total > capacity
+}
+
+/// Runs the request alone.
+pub(super) fn alone(world: &World, new: &NewSequence) -> Expected {
+    let capacity = (world.kv.num_blocks - 1) * world.kv.block_size;
+    let context = world.scheduler.max_model_len.min(capacity) as usize;
+    let sampling = RowSampling::new(&new.sampling, new.seed);
+    let mut run = UnpagedRun::default();
+    new.prompt.iter().for_each(|token| run.push(*token));
+    let mut output: Vec<TokenId> = Vec::new();
+    loop {
+        let penalties = if new.sampling.has_penalties() { penalties(&new.prompt, &output) } else { Vec::new() };
+        let token = run.draw(sampling, &penalties, &new.sampling.logit_bias, world.vocab_size);
+        run.push(token);
+        output.push(token);
+        let is_stop = new.stop.stop_token_ids.contains(&token) || !new.stop.ignore_eos && new.eos_ids.contains(&token);
+        if is_stop && output.len() > new.stop.min_tokens as usize {
+            return Expected { output, reason: FinishReason::StopToken(token) };
+        }
+        if new.stop.max_tokens.is_some_and(|max| output.len() == max as usize) {
+            return Expected { output, reason: FinishReason::MaxTokens };
+        }
+        if new.prompt.len() + output.len() == context {
+            return Expected { output, reason: FinishReason::ContextFull };
+        }
+    }
+}
+
+fn penalties(prompt: &[TokenId], output: &[TokenId]) -> Vec<TokenPenalty> {
+    let mut tokens: Vec<TokenId> = prompt.iter().chain(output).copied().collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    let count = |token| output.iter().filter(|t| **t == token).count() as u32;
+    tokens.into_iter().map(|token| TokenPenalty { token, output_count: count(token) }).collect()
+}

@@ -1,0 +1,322 @@
+//! Runs one world to its end, as an engine would, and holds every step against the rules.
+
+use super::WorldStats;
+use super::mirror::Mirror;
+use super::oracle::{self, Expected};
+use super::rng::Rng;
+use super::world::{StopString, World};
+use crate::batch::StepBatch;
+use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply};
+use crate::executor::{ExecError, Executor};
+use crate::ids::{RequestId, TokenId};
+use crate::kv::KvCache;
+use crate::protocol::{FinishReason, RunError};
+use crate::scheduler::{Ended, PlanInputs, Scheduler, StepPlan};
+use std::time::Duration;
+
+/// No world needs as many steps.
+const MAX_STEPS: u64 = 20_000;
+
+/// Runs the world of this seed; the error says what went wrong and in which step.
+pub fn run_world(seed: u64) -> Result<WorldStats, String> {
+    let mut rng = Rng::new(seed);
+    let world = World::new(&mut rng);
+    let mut run = Run::new(world, rng);
+    while run.has_work() {
+        run.step().map_err(|message| format!("step {}: {message}", run.step))?;
+        if run.step > MAX_STEPS {
+            return Err(format!("work is left after {MAX_STEPS} steps"));
+        }
+    }
+    run.check_end()?;
+    Ok(run.stats)
+}
+
+/// What has become of a request.
+struct Client {
+    expected: Option<Expected>,
+    output: Vec<TokenId>,
+    stop_string: Option<StopString>,
+    was_aborted: bool,
+    end: Option<Result<FinishReason, RunError>>,
+}
+
+struct Run {
+    world: World,
+    rng: Rng,
+    scheduler: Scheduler,
+    executor: PagedFake,
+    batch: StepBatch,
+    mirror: Mirror,
+    /// Client i submitted request i + 1.
+    clients: Vec<Client>,
+    step: u64,
+    num_not_finite: u64,
+    stats: WorldStats,
+}
+
+impl Run {
+    fn new(world: World, rng: Rng) -> Self {
+        let executor = PagedFake::new(FakeConfig {
+            num_blocks: world.kv.num_blocks,
+            block_size: world.kv.block_size,
+            vocab_size: world.vocab_size,
+            attention: Attention::Every,
+            reply: Reply::Tokens,
+            step_delay: Duration::ZERO,
+            kv_bytes_per_block: 0,
+        });
+        let kv = KvCache::with_hash_mask(world.kv, world.hash_mask);
+        Run {
+            scheduler: Scheduler::new(world.scheduler, kv),
+            mirror: Mirror::new(world.kv.num_blocks),
+            executor,
+            batch: StepBatch::default(),
+            clients: Vec::new(),
+            step: 0,
+            num_not_finite: 0,
+            stats: WorldStats { requests: world.requests.len() as u64, ..WorldStats::default() },
+            world,
+            rng,
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        self.scheduler.has_work() || self.clients.len() < self.world.requests.len()
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.step += 1;
+        self.arrivals()?;
+        self.random_abort();
+        self.read_ends()?;
+        let fault = self.draw_fault();
+        let before = matches!(fault, Some(Fault::Launch(_))).then(|| self.scheduler.state());
+        let inputs = self.draw_inputs();
+        let plan = self.scheduler.plan_step(inputs);
+        self.note_plan(&plan);
+        if plan.is_empty() {
+            self.scheduler.commit(&plan, &[], &[]);
+            return self.after_step();
+        }
+        self.batch.build(&plan, &self.scheduler);
+        if let Some(fault) = fault {
+            self.num_not_finite += u64::from(matches!(fault, Fault::NotFinite(_)) && plan.num_logits() > 0);
+            self.executor.inject(fault);
+        }
+        let handle = match self.executor.launch(&self.batch) {
+            Ok(handle) => handle,
+            Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
+            Err(_) => {
+                self.stats.released_steps += 1;
+                self.scheduler.release(&plan);
+                if before.is_some_and(|before| before != self.scheduler.state()) {
+                    return Err("a step that never ran left a trace".into());
+                }
+                return self.after_step();
+            }
+        };
+        // Clients come, go and finish while the step is in flight.
+        self.arrivals()?;
+        self.random_abort();
+        self.stop_strings(true);
+        match self.executor.wait(handle) {
+            Ok(output) => {
+                let committed = self.scheduler.commit(&plan, &output.tokens, &output.not_finite);
+                for row in &committed.rows {
+                    if let Some(token) = row.token {
+                        self.receive(row.request, token)?;
+                    }
+                }
+                self.stop_strings(false);
+            }
+            Err(ExecError::DeviceLost(_)) => self.restart(),
+            Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
+            Err(_) => {
+                self.stats.abandoned_steps += 1;
+                self.scheduler.abandon(&plan);
+            }
+        }
+        self.after_step()
+    }
+
+    fn arrivals(&mut self) -> Result<(), String> {
+        while let Some(request) = self.world.requests.get(self.clients.len()) {
+            if request.arrives_at > self.step {
+                break;
+            }
+            let new = request.new.clone();
+            let is_impossible = oracle::is_impossible(&self.world, &new);
+            let mut client = Client {
+                expected: (!is_impossible).then(|| oracle::alone(&self.world, &new)),
+                output: Vec::new(),
+                stop_string: request.stop_string,
+                was_aborted: false,
+                end: None,
+            };
+            match self.scheduler.add(new) {
+                Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
+                Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
+                    return Err(format!("a request that fits was refused: {error}"));
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    self.stats.refused += 1;
+                    client.end = Some(Err(error));
+                }
+            }
+            self.clients.push(client);
+        }
+        Ok(())
+    }
+
+    fn random_abort(&mut self) {
+        if self.clients.is_empty() || !self.rng.percent(self.world.abort_percent) {
+            return;
+        }
+        let i = self.rng.range(0, self.clients.len() as u32 - 1) as usize;
+        if self.scheduler.abort(RequestId(i as u64 + 1)) {
+            self.clients[i].was_aborted = true;
+        }
+    }
+
+    /// Ends the requests whose stop string is complete.
+    fn stop_strings(&mut self, in_flight: bool) {
+        for (i, client) in self.clients.iter_mut().enumerate() {
+            let is_seen =
+                |stop: &StopString| stop.in_flight == in_flight && stop.after_tokens as usize == client.output.len();
+            if client.end.is_none() && client.stop_string.as_ref().is_some_and(is_seen) {
+                let reason = FinishReason::StopString("stop".into());
+                let was_live = self.scheduler.finish(RequestId(i as u64 + 1), reason);
+                self.stats.finished_in_flight += u64::from(was_live && in_flight);
+            }
+        }
+    }
+
+    fn receive(&mut self, request: RequestId, token: TokenId) -> Result<(), String> {
+        self.stats.tokens += 1;
+        let client = &mut self.clients[request.idx() - 1];
+        let at = client.output.len();
+        client.output.push(token);
+        match client.expected.as_ref().and_then(|expected| expected.output.get(at)) {
+            Some(expected) if *expected == token => Ok(()),
+            expected => Err(format!("request {request} got token {token} as output {at}, alone it gets {expected:?}")),
+        }
+    }
+
+    fn draw_fault(&mut self) -> Option<Fault> {
+        if !self.rng.percent(self.world.fault_percent) {
+            return None;
+        }
+        let text = String::from("injected");
+        Some(match self.rng.range(0, 9) {
+            0..=2 => Fault::Launch(ExecError::Rejected(text)),
+            3..=4 => Fault::Launch(ExecError::OutOfMemory(text)),
+            5..=6 => Fault::Wait(ExecError::OutOfMemory(text)),
+            7 => Fault::Wait(ExecError::Rejected(text)),
+            8 => Fault::Wait(ExecError::DeviceLost(text)),
+            _ => Fault::NotFinite(self.rng.range(0, 7)),
+        })
+    }
+
+    fn draw_inputs(&mut self) -> PlanInputs {
+        let full = self.world.scheduler.max_tokens_per_step;
+        if !self.world.varies_budget {
+            return PlanInputs { step: self.step, max_tokens: full, max_prefill_tokens: full };
+        }
+        let max_tokens = self.rng.range(1, full + 2);
+        PlanInputs { step: self.step, max_tokens, max_prefill_tokens: self.rng.range(0, max_tokens) }
+    }
+
+    fn note_plan(&mut self, plan: &StepPlan) {
+        self.stats.steps += 1;
+        self.stats.preemptions += plan.preempted.len() as u64;
+        let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
+        self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
+        let counts = self.scheduler.kv().counts();
+        self.stats.evictions += u64::from(counts.evicted_this_step);
+        self.stats.shared_blocks += u64::from(counts.shared);
+        let limit = self.world.scheduler.max_preemptions;
+        let is_protected = |p: &&crate::scheduler::Admission| {
+            limit > 0 && self.scheduler.get(p.request).is_some_and(|seq| seq.preemptions() == limit)
+        };
+        self.stats.protected += plan.admitted.iter().filter(is_protected).count() as u64;
+    }
+
+    fn restart(&mut self) {
+        self.stats.restarts += 1;
+        self.collect_totals();
+        self.scheduler.restart(KvCache::with_hash_mask(self.world.kv, self.world.hash_mask));
+        self.mirror = Mirror::new(self.world.kv.num_blocks);
+    }
+
+    fn after_step(&mut self) -> Result<(), String> {
+        self.read_ends()?;
+        let events: Vec<_> = self.scheduler.drain_block_events().collect();
+        events.into_iter().for_each(|event| self.mirror.apply(event));
+        self.mirror.check(self.scheduler.kv())?;
+        self.scheduler.check_integrity()
+    }
+
+    fn read_ends(&mut self) -> Result<(), String> {
+        for Ended { request, outcome, usage } in self.scheduler.take_ended() {
+            let client = &mut self.clients[request.idx() - 1];
+            if client.end.is_some() {
+                return Err(format!("request {request} ended twice"));
+            }
+            if usage.output_tokens as usize != client.output.len() {
+                let sent = client.output.len();
+                return Err(format!("request {request} ended with {} tokens, {sent} were sent", usage.output_tokens));
+            }
+            check_outcome(client, &outcome).map_err(|message| format!("request {request} {message}"))?;
+            match &outcome {
+                Ok(FinishReason::Aborted) => self.stats.aborted += 1,
+                Ok(FinishReason::StopToken(_)) => self.stats.stopped_by_token += 1,
+                Ok(FinishReason::ContextFull) => self.stats.context_full += 1,
+                Err(_) => self.stats.not_finite += 1,
+                Ok(_) => {}
+            }
+            client.end = Some(outcome);
+        }
+        Ok(())
+    }
+
+    fn collect_totals(&mut self) {
+        self.stats.hit_tokens += self.scheduler.kv().counts().hit_tokens;
+    }
+
+    /// Invariant 18, and every client was told of its end.
+    fn check_end(&mut self) -> Result<(), String> {
+        self.collect_totals();
+        self.stats.recomputed_tokens = self.scheduler.totals().recomputed_tokens;
+        let counts = self.scheduler.kv().counts();
+        if counts.free + counts.cached_idle != counts.total {
+            return Err(format!("invariant 18: all requests ended, but blocks are held: {counts:?}"));
+        }
+        if let Some(i) = self.clients.iter().position(|client| client.end.is_none()) {
+            return Err(format!("request {} was never told of its end", i + 1));
+        }
+        if self.stats.not_finite > self.num_not_finite {
+            return Err("more requests failed than faults were injected".into());
+        }
+        Ok(())
+    }
+}
+
+/// The end fits to what was sent and to what befell the request.
+fn check_outcome(client: &Client, outcome: &Result<FinishReason, RunError>) -> Result<(), String> {
+    let expected = client.expected.as_ref().ok_or("ended, but was refused")?;
+    match outcome {
+        Ok(FinishReason::Aborted) if client.was_aborted => Ok(()),
+        Ok(FinishReason::StopString(_))
+            if client.stop_string.map(|s| s.after_tokens as usize) == Some(client.output.len()) =>
+        {
+            Ok(())
+        }
+        Ok(reason) if *reason == expected.reason && client.output.len() == expected.output.len() => Ok(()),
+        Err(RunError::NotFinite { .. }) => Ok(()),
+        other => {
+            Err(format!("ended with {other:?} after {} tokens, alone with {:?}", client.output.len(), expected.reason))
+        }
+    }
+}

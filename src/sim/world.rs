@@ -1,0 +1,123 @@
+//! What a seed stands for: a pool, limits, and requests with what will befall them.
+
+use super::rng::Rng;
+use crate::ids::{RequestId, TokenId};
+use crate::kv::KvConfig;
+use crate::protocol::{SamplingParams, StopRules};
+use crate::scheduler::{CheckLevel, NewSequence, SchedulerConfig};
+
+/// A world before its first step.
+pub(super) struct World {
+    pub kv: KvConfig,
+    pub hash_mask: u64,
+    pub scheduler: SchedulerConfig,
+    pub vocab_size: u32,
+    /// In order of arrival.
+    pub requests: Vec<Request>,
+    /// Chance in percent per step.
+    pub fault_percent: u32,
+    pub abort_percent: u32,
+    /// The budget of a step is drawn anew each time.
+    pub varies_budget: bool,
+}
+
+/// A request and when it comes.
+pub(super) struct Request {
+    pub arrives_at: u64,
+    pub new: NewSequence,
+    pub stop_string: Option<StopString>,
+}
+
+/// The client's stop string is complete with this output token.
+#[derive(Clone, Copy)]
+pub(super) struct StopString {
+    pub after_tokens: u32,
+    /// It is seen while the next step is in flight, not right after the commit.
+    pub in_flight: bool,
+}
+
+impl World {
+    pub fn new(rng: &mut Rng) -> World {
+        let block_size = if rng.percent(60) { 4 } else { rng.range(1, 8) };
+        let num_blocks = if rng.percent(60) { rng.range(6, 14) } else { rng.range(6, 40) };
+        let capacity = (num_blocks - 1) * block_size;
+        let max_num_seqs = rng.range(1, 8);
+        let scheduler = SchedulerConfig {
+            max_num_seqs,
+            max_tokens_per_step: max_num_seqs + rng.range(0, 24),
+            max_model_len: if rng.percent(70) { capacity + rng.range(0, 8) } else { rng.range(12, capacity + 8) },
+            max_waiting: if rng.percent(10) { 3 } else { 1000 },
+            long_prefill_cap: if rng.percent(50) { 1000 } else { rng.range(1, 9) },
+            watermark_blocks: if rng.percent(50) { 0 } else { rng.range(1, 3) },
+            max_preemptions: if rng.percent(50) { 1000 } else { rng.range(0, 3) },
+            check: CheckLevel::Full,
+        };
+        let mut world = World {
+            kv: KvConfig { num_blocks, block_size, enable_prefix_cache: rng.percent(80) },
+            // A quarter of all worlds has hashes of few bits, so that contents collide all the time.
+            hash_mask: if rng.percent(25) { (1 << rng.range(0, 4)) - 1 } else { u64::MAX },
+            scheduler,
+            vocab_size: rng.range(6, 60),
+            requests: Vec::new(),
+            fault_percent: if rng.percent(50) { 0 } else { rng.range(1, 12) },
+            abort_percent: if rng.percent(50) { 0 } else { rng.range(1, 8) },
+            varies_budget: rng.percent(40),
+        };
+        let prefixes: Vec<Vec<TokenId>> = (0..3).map(|_| world.prefix(rng)).collect();
+        let mut arrives_at = 0;
+        for id in 0..rng.range(2, 18) {
+            arrives_at += if rng.percent(50) { 0 } else { u64::from(rng.range(0, 10)) };
+            let new = world.sequence(RequestId(u64::from(id) + 1), &prefixes, rng);
+            let stop_string =
+                rng.percent(20).then(|| StopString { after_tokens: rng.range(1, 10), in_flight: rng.percent(50) });
+            world.requests.push(Request { arrives_at, new, stop_string });
+        }
+        world
+    }
+
+    /// At a block boundary, or one beside it, half of the time.
+    fn prefix(&self, rng: &mut Rng) -> Vec<TokenId> {
+        let blocks = rng.range(1, (self.kv.num_blocks / 3).min(4)) * self.kv.block_size;
+        let len = if rng.percent(50) { blocks + rng.range(0, 2) - 1 } else { rng.range(1, blocks) };
+        (0..len).map(|_| rng.range(0, self.vocab_size - 1)).collect()
+    }
+
+    fn sequence(&self, id: RequestId, prefixes: &[Vec<TokenId>], rng: &mut Rng) -> NewSequence {
+        let mut prompt = if rng.percent(70) { prefixes[rng.range(0, 2) as usize].clone() } else { Vec::new() };
+        let suffix = if rng.percent(15) { 0 } else { rng.range(1, 12) };
+        prompt.extend((0..suffix).map(|_| rng.range(0, self.vocab_size - 1)));
+        let least = u32::from(rng.percent(95));
+        let most = if rng.percent(90) { (self.kv.num_blocks * self.kv.block_size / 2).min(40) } else { 60 };
+        let max_tokens = if rng.percent(85) { Some(rng.range(least, most)) } else { None };
+        let stop_token_ids = (0..rng.range(0, 2)).map(|_| rng.range(0, self.vocab_size - 1)).collect();
+        NewSequence {
+            id,
+            prompt,
+            sampling: self.sampling(rng),
+            seed: rng.next(),
+            stop: StopRules {
+                max_tokens,
+                min_tokens: if rng.percent(80) { 0 } else { rng.range(1, 6) },
+                stop_token_ids,
+                stop_strings: Vec::new(),
+                ignore_eos: rng.percent(50),
+            },
+            eos_ids: vec![1],
+            cache_salt: if rng.percent(80) { 0 } else { 7 },
+        }
+    }
+
+    fn sampling(&self, rng: &mut Rng) -> SamplingParams {
+        let mut sampling = SamplingParams::greedy();
+        if rng.percent(50) {
+            sampling.temperature = 0.5;
+        }
+        if rng.percent(25) {
+            sampling.frequency_penalty = 0.5;
+        }
+        if rng.percent(15) {
+            sampling.logit_bias = vec![(rng.range(0, self.vocab_size - 1), 1.5)];
+        }
+        sampling
+    }
+}
