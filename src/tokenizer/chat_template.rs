@@ -12,10 +12,9 @@
 use super::python_json::{self, template_value};
 use super::rewrite;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, Output, State};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// What one rendering may use: about this many instructions, or 64 bytes of data each (256 MB in all).
 pub const RENDER_FUEL: u64 = 4_000_000;
@@ -23,8 +22,8 @@ pub const RENDER_FUEL: u64 = 4_000_000;
 /// Templates larger than this are refused; the largest published ones have some 20 KB.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
-/// One value that is not a string may print as this many bytes.
-const MAX_PRINTED_BYTES: usize = 8 << 20;
+/// Lists in lists that may be printed.
+const MAX_PRINTED_DEPTH: usize = 200;
 
 const NAME: &str = "chat_template";
 
@@ -125,7 +124,7 @@ impl ChatTemplate {
         env.add_filter("tojson", tojson);
         env.add_function("raise_exception", raise_exception);
         env.add_function(rewrite::ADD_MARKUP, rewrite::add_markup);
-        env.set_formatter(print_bounded);
+        env.set_formatter(print_paid);
         env.add_template_owned(NAME, rewrite::rewrite(source)).map_err(|e| TemplateError::Syntax(e.to_string()))?;
         Ok(ChatTemplate { env, special })
     }
@@ -188,27 +187,33 @@ fn strftime(now: jiff::civil::DateTime, format: &str) -> Result<String, minijinj
         .map_err(|e| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
 }
 
-/// Prints a value; long before a lazy list of millions of items is written out, the rendering ends.
-fn print_bounded(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), minijinja::Error> {
+/// Prints a value. Containers are paid for item by item before that: a lazy list may be far longer than the memory it
+/// takes, and printing would walk all of it even after its reader had had enough.
+fn print_paid(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), minijinja::Error> {
     if let Some(text) = value.as_str() {
         return out.write_str(text).map_err(minijinja::Error::from);
     }
-    let mut bounded = Bounded { out, left: MAX_PRINTED_BYTES };
-    write!(bounded, "{value}").map_err(|_| {
-        minijinja::Error::new(ErrorKind::OutOfFuel, format!("a value is longer than {MAX_PRINTED_BYTES} bytes"))
-    })
+    pay_for_items(state, value, MAX_PRINTED_DEPTH)?;
+    write!(out, "{value}").map_err(minijinja::Error::from)
 }
 
-struct Bounded<'a, 'out> {
-    out: &'a mut Output<'out>,
-    left: usize,
-}
-
-impl std::fmt::Write for Bounded<'_, '_> {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.left = self.left.checked_sub(text.len()).ok_or(std::fmt::Error)?;
-        self.out.write_str(text)
+fn pay_for_items(state: &State<'_, '_>, value: &Value, depth_left: usize) -> Result<(), minijinja::Error> {
+    state.consume_fuel(1 + value.as_str().map_or(0, |text| text.len() as u64 / 64))?;
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+        return Ok(());
     }
+    if depth_left == 0 {
+        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "the printed value is nested too deeply"));
+    }
+    let is_map = value.kind() == ValueKind::Map;
+    for item in value.try_iter()?.checked() {
+        let item = item?;
+        if is_map {
+            pay_for_items(state, &value.get_item(&item)?, depth_left - 1)?;
+        }
+        pay_for_items(state, &item, depth_left - 1)?;
+    }
+    Ok(())
 }
 
 /// Marks an error as the template's own.

@@ -4,10 +4,10 @@ mod gguf_metadata;
 mod malformed;
 mod templates;
 
-use crate::support::{files_with_extension, fixtures, folders, full_fixtures, read_json};
+use crate::support::{default_model, files_with_extension, fixtures, folders, full_fixtures, read_json};
 use kvasir::tokenizer::{AddSpecial, Detokenizer, HfTokenizerFiles, Tokenizer, TokenizerError};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,18 +26,6 @@ fn hf_tokenizer(dir: &Path) -> Result<Tokenizer, TokenizerError> {
 fn ids_of(value: &Value) -> Vec<u32> {
     let ids = value.as_array().expect("a list of ids");
     ids.iter().map(|id| id.as_u64().expect("an id") as u32).collect()
-}
-
-/// The default model's file: `KVASIR_DEFAULT_MODEL`, else the user's cache.
-fn default_model() -> Option<PathBuf> {
-    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    let named = std::env::var_os("KVASIR_DEFAULT_MODEL").map(PathBuf::from);
-    let cached = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/kvasir/models").join(name));
-    let found = named.into_iter().chain(cached).find(|path| path.is_file());
-    if found.is_none() {
-        println!("skipped: {name} is not here (KVASIR_DEFAULT_MODEL names its place)");
-    }
-    found
 }
 
 /// Every case of a `tokenizer_cases.json`: ids with and without special tokens, text back, and streamed text.

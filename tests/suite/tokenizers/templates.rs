@@ -162,6 +162,8 @@ fn runaway_templates_end_in_bounded_time_and_memory() {
         "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
         "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', ns.s) %}{% endfor %}",
         "{{ [1] * 90000000 }}",
+        "{{ [[1] * 90000000] * 90000000 }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
         "{{ ([1] * 90000000) | tojson }}",
         "{{ messages | tojson(indent=100000000) ~ ([[[[1]]]] * 9000000) | tojson(indent=64) }}",
         "{% for i in range(99999) %}{{ 'y' * 90000 }}{% endfor %}",
