@@ -510,32 +510,3 @@ fn the_map_follows_the_real_engine_over_preemption_and_abort() {
         assert_eq!(map.counts().used(), model.entry().unwrap().record.kv.used, "step {step}");
     }
 }
-
-#[test]
-fn zz_look() {
-    let dir = tempfile::tempdir().unwrap();
-    for (size, n) in [([1440.0, 900.0], "a"), ([960.0, 600.0], "b")] {
-        let fake = kvasir::engine::options::FakeOptions {
-            num_blocks: 257,
-            step_delay: std::time::Duration::from_millis(12),
-            ..kvasir::engine::options::FakeOptions::small()
-        };
-        let mut app = super::harness(
-            super::options(kvasir::engine::EngineHandle::start_fake(fake), &dir.path().join(n)),
-            size,
-            kvasir::app::DemoOutcome::default(),
-        );
-        super::send(&mut app, kvasir::app::command::UiCommand::RunDemo);
-        for _ in 0..60 {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            app.step();
-        }
-        app.render().unwrap().save(format!("/tmp/insp/app-chat-{n}.png")).unwrap();
-        super::send(&mut app, kvasir::app::command::UiCommand::ShowWorkspace(kvasir::app::state::Workspace::Inspect));
-        for _ in 0..20 {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            app.step();
-        }
-        app.render().unwrap().save(format!("/tmp/insp/app-inspect-{n}.png")).unwrap();
-    }
-}
