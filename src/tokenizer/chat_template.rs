@@ -16,6 +16,9 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, ErrorKind, Output, State};
 use std::collections::BTreeMap;
 
+/// Stack of a rendering; only what is used of it takes memory.
+const RENDER_STACK_BYTES: usize = 256 << 20;
+
 /// What one rendering may use: about this many instructions, or 64 bytes of data each (256 MB in all).
 pub const RENDER_FUEL: u64 = 4_000_000;
 
@@ -130,7 +133,19 @@ impl ChatTemplate {
     }
 
     /// The text of a conversation.
+    ///
+    /// It is rendered on a thread of its own: a template can build values nested as deep as its fuel allows, and to drop
+    /// these takes more stack than a thread usually has.
     pub fn render(&self, request: &RenderRequest<'_>) -> Result<String, TemplateError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("chat template".into()).stack_size(RENDER_STACK_BYTES);
+            let rendering = thread.spawn_scoped(scope, || self.render_here(request));
+            let rendering = rendering.map_err(|e| TemplateError::Render(format!("no thread could be started: {e}")))?;
+            rendering.join().unwrap_or_else(|_| Err(TemplateError::Render("the template engine panicked".into())))
+        })
+    }
+
+    fn render_here(&self, request: &RenderRequest<'_>) -> Result<String, TemplateError> {
         let template = self.env.get_template(NAME).map_err(|e| TemplateError::Syntax(e.to_string()))?;
         template.render(self.context(request)?).map_err(|e| classify(&e))
     }
