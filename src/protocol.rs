@@ -143,6 +143,62 @@ impl StopRules {
     }
 }
 
+/// How the outputs of a request come to be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decoding {
+    /// `best_of` outputs are drawn, each from its own stream of random numbers; the `n` most likely (mean
+    /// log-probability) are the choices. `1 <= n <= best_of`.
+    Sample { n: u32, best_of: u32 },
+    /// Beam search, as transformers' `generate(num_beams = …, do_sample = False)` defines it.
+    Beam(BeamParams),
+}
+
+impl Decoding {
+    /// One output.
+    pub const ONE: Decoding = Decoding::Sample { n: 1, best_of: 1 };
+
+    /// Sequences that run at once.
+    pub fn num_sequences(&self) -> u32 {
+        match self {
+            Decoding::Sample { best_of, .. } => *best_of,
+            Decoding::Beam(beam) => beam.width,
+        }
+    }
+
+    /// Choices that the client gets.
+    pub fn num_choices(&self) -> u32 {
+        match self {
+            Decoding::Sample { n, .. } => *n,
+            Decoding::Beam(beam) => beam.num_return,
+        }
+    }
+}
+
+/// Beam search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BeamParams {
+    /// Beams, at least 1.
+    pub width: u32,
+    /// Best sequences to return, at most `width`.
+    pub num_return: u32,
+    /// A finished sequence's score is its summed log-probability / length ^ `length_penalty`.
+    pub length_penalty: f32,
+    pub early_stopping: EarlyStopping,
+}
+
+/// When a beam search with `width` finished sequences ends (transformers' `early_stopping`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EarlyStopping {
+    /// `true`: at once.
+    AtOnce,
+    /// `false`: when the best running beam, at its present length, cannot beat the worst finished one.
+    Heuristic,
+    /// `"never"`: only when no running beam can beat the worst finished one at any length.
+    Never,
+}
+
 /// One generation. Text is already tokens here: templates and encoding run on the caller's thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateRequest {
@@ -151,8 +207,13 @@ pub struct GenerateRequest {
     pub prompt: Vec<TokenId>,
     pub sampling: SamplingParams,
     pub stop: StopRules,
-    /// Prefix blocks are shared only between requests of equal salt.
+    pub decoding: Decoding,
+    /// Under the priority policy the lowest runs first.
+    pub priority: i32,
+    /// Prefix blocks are shared only between requests of equal salt and adapter.
     pub cache_salt: u64,
+    /// The weights' adapter (LoRA); 0 is none.
+    pub adapter: u64,
 }
 
 /// Why the output ended.
@@ -223,9 +284,18 @@ pub enum EngineEvent {
     Reading { computed: u32, total: u32 },
     /// Paused for memory; it resumes by itself.
     Preempted { kept_tokens: u32 },
-    /// New text. `tokens` are the ids committed since the last event; `delta` may be empty while a character or a
-    /// possible stop string is incomplete.
-    Text { delta: String, tokens: Vec<TokenId>, logprobs: Vec<TokenLogprobs> },
+    /// New text of a choice. `tokens` are the ids committed since the last event; `delta` may be empty while a character
+    /// or a possible stop string is incomplete. Of `best_of` and beam search the choices come whole, at the end.
+    Text { choice: u32, delta: String, tokens: Vec<TokenId>, logprobs: Vec<TokenLogprobs> },
+    /// One of several choices ended; a request for one choice sends none.
+    Choice {
+        choice: u32,
+        reason: FinishReason,
+        /// Summed log-probability of the output's tokens, where it was computed.
+        cumulative_logprob: Option<f32>,
+        /// What a beam search ranks by.
+        score: Option<f32>,
+    },
     /// The one terminal event of a run that ended well.
     Finished { reason: FinishReason, usage: Usage, timings: RunTimings },
     /// The one terminal event of a run that did not.
@@ -269,7 +339,7 @@ pub enum RunError {
 /// What a handle may ask of the engine thread.
 #[derive(Debug)]
 pub enum EngineCommand<Load, Sink> {
-    Submit { id: RequestId, request: GenerateRequest, events: Sink },
+    Submit { id: RequestId, request: Box<GenerateRequest>, events: Sink },
     Abort { id: RequestId },
     Load(Load),
     Unload,

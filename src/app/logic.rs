@@ -16,7 +16,7 @@ use crate::engine::options::{LoadRequest, ModelSource};
 use crate::engine::{EngineHandle, Run};
 use crate::model::catalog::CatalogRoot;
 use crate::protocol::{
-    EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, StopRules, Usage,
+    Decoding, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, StopRules, Usage,
 };
 use crate::tokenizer::chat_template::Now;
 use std::collections::{BTreeMap, VecDeque};
@@ -375,7 +375,10 @@ impl AppCore {
             prompt,
             sampling: sampling_of(settings),
             stop: StopRules::max_tokens(max_tokens.min(room)),
+            decoding: Decoding::ONE,
+            priority: 0,
             cache_salt: 0,
+            adapter: 0,
         };
         let prompt_tokens = request.prompt.len() as u32;
         match self.engine.submit(request) {
@@ -419,6 +422,8 @@ impl AppCore {
                 self.change_run(chat, id, |record| record.preemptions += 1);
             }
             EngineEvent::Text { delta, tokens, .. } => self.take_text(chat, id, &delta, tokens.len() as u32),
+            // A chat asks for one choice.
+            EngineEvent::Choice { .. } => {}
             EngineEvent::Finished { reason, usage, timings } => self.finish_run(chat, id, &reason, usage, timings),
             EngineEvent::Failed { error } => {
                 self.end_run(id, RunStatus::Failed, String::new(), Some(words::run_error(&error)));

@@ -78,6 +78,8 @@ pub fn wait_reason(reason: WaitReason) -> String {
         WaitReason::Budget => "this step has no room left for its prompt".into(),
         WaitReason::Preemption => "memory was just taken back from another chat".into(),
         WaitReason::Prefix { .. } => "another chat is reading the same beginning, which it will share".into(),
+        WaitReason::Share { .. } => "another chat has had less so far and goes first".into(),
+        WaitReason::Gang { needed, .. } => format!("its {needed} beams start together, once there is room for all"),
     }
 }
 

@@ -6,7 +6,7 @@ use super::error::{CliError, CliResult, Exit};
 use super::{generate, interrupt, out, session};
 use crate::config::HumanInt;
 use crate::engine::Run;
-use crate::protocol::{EngineEvent, GenerateRequest, OwnerTag};
+use crate::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag};
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -100,7 +100,10 @@ fn answer(args: &ChatArgs, session: &session::Session, messages: &[Value]) -> Re
         prompt,
         sampling: args.sampling.params(&session.model.defaults),
         stop: args.sampling.stop_rules(args.max_tokens),
+        decoding: Decoding::ONE,
+        priority: 0,
         cache_salt: 0,
+        adapter: 0,
     });
     let run = match submitted {
         Ok(run) => run,
@@ -145,7 +148,13 @@ fn stream(session: &session::Session, run: &Run) -> Result<String, CliError> {
                 return Ok(text);
             }
             Some(EngineEvent::Failed { error }) => return Err(error.into()),
-            Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
+            Some(
+                EngineEvent::Started { .. }
+                | EngineEvent::Reading { .. }
+                | EngineEvent::Preempted { .. }
+                | EngineEvent::Choice { .. },
+            )
+            | None => {}
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::engine::Run;
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{
-    EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, TokenLogprobs, Usage,
+    Decoding, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, TokenLogprobs, Usage,
 };
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Value, json};
@@ -119,7 +119,10 @@ fn submit_all(
                 prompt: prompt.clone(),
                 sampling: SamplingParams { seed: sampling.seed.map(|s| choice_seed(s, choice)), ..sampling },
                 stop: args.sampling.stop_rules(Some(max_tokens)),
+                decoding: Decoding::ONE,
+                priority: 0,
                 cache_salt: 0,
+                adapter: 0,
             })?);
         }
         all.push(runs);
@@ -138,7 +141,7 @@ pub fn collect(run: &Run, mut show: impl FnMut(&str) -> Result<(), CliError>) ->
     loop {
         interrupt::check()?;
         match run.recv_timeout(Duration::from_millis(100)) {
-            Some(EngineEvent::Text { delta, tokens, logprobs }) => {
+            Some(EngineEvent::Text { delta, tokens, logprobs, .. }) => {
                 show(&delta)?;
                 output.text.push_str(&delta);
                 output.token_ids.extend(tokens);
@@ -148,7 +151,13 @@ pub fn collect(run: &Run, mut show: impl FnMut(&str) -> Result<(), CliError>) ->
                 return Ok(Output { finish: Some(reason), usage, timings, ..output });
             }
             Some(EngineEvent::Failed { error }) => return Err(error.into()),
-            Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
+            Some(
+                EngineEvent::Started { .. }
+                | EngineEvent::Reading { .. }
+                | EngineEvent::Preempted { .. }
+                | EngineEvent::Choice { .. },
+            )
+            | None => {}
         }
     }
 }

@@ -172,6 +172,7 @@ impl EngineCore {
             sched_us,
             gpu_us: output.gpu_us,
             budget: plan.budget,
+            max_prefill_tokens: inputs.max_prefill_tokens,
             rows: record::rows(&plan),
             admitted: plan.admitted.iter().map(|a| a.request).collect(),
             preempted: plan.preempted.iter().map(record::preemption).collect(),
@@ -428,6 +429,7 @@ impl EngineCore {
             preemptions_total: totals.preemptions,
             recomputed_tokens_total: totals.recomputed_tokens,
             computed_tokens_total: totals.computed_tokens,
+            ..EngineSnapshot::default()
         };
         self.shared.telemetry.publish(snapshot);
     }

@@ -7,7 +7,7 @@
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use kvasir::engine::{EngineHandle, options::FakeOptions};
-//! use kvasir::protocol::{EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
+//! use kvasir::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
 //! use kvasir::tokenizer::AddSpecial;
 //!
 //! let engine = EngineHandle::start_fake(FakeOptions::small());
@@ -17,7 +17,10 @@
 //!     prompt: model.tokenizer.encode("Hello", AddSpecial::Yes)?,
 //!     sampling: SamplingParams::greedy(),
 //!     stop: StopRules::max_tokens(16),
+//!     decoding: Decoding::ONE,
+//!     priority: 0,
 //!     cache_salt: 0,
+//!     adapter: 0,
 //! })?;
 //! while let Some(event) = run.recv() {
 //!     if let EngineEvent::Text { delta, .. } = event {
@@ -32,7 +35,7 @@ use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use crate::ids::RequestId;
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
+use crate::protocol::{Decoding, EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -301,7 +304,7 @@ impl EngineHandle {
         self.reserve_queue_place()?;
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
-        match self.inner.commands.try_send(EngineCommand::Submit { id, request, events: sink }) {
+        match self.inner.commands.try_send(EngineCommand::Submit { id, request: Box::new(request), events: sink }) {
             Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -517,6 +520,10 @@ impl Drop for Run {
 /// Everything that can be known at submit, so that no request waits for what cannot happen.
 fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
+    if request.decoding != Decoding::ONE {
+        let message = "must be one sampled output".into();
+        return Err(InvalidParam { field: "decoding", message }.into());
+    }
     let prompt = request.prompt.len() as u32;
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);

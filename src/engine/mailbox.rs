@@ -89,9 +89,14 @@ fn accept(events: &mut VecDeque<EngineEvent>, event: EngineEvent) {
         // Progress is a level, not a sequence: only the newest matters.
         (event @ EngineEvent::Reading { .. }, Some(last @ EngineEvent::Reading { .. })) => *last = event,
         (
-            EngineEvent::Text { delta, tokens, logprobs },
-            Some(EngineEvent::Text { delta: last_delta, tokens: last_tokens, logprobs: last_logprobs }),
-        ) if is_full => {
+            EngineEvent::Text { choice, delta, tokens, logprobs },
+            Some(EngineEvent::Text {
+                choice: last_choice,
+                delta: last_delta,
+                tokens: last_tokens,
+                logprobs: last_logprobs,
+            }),
+        ) if is_full && choice == *last_choice => {
             last_delta.push_str(&delta);
             last_tokens.extend(tokens);
             last_logprobs.extend(logprobs);
@@ -161,7 +166,7 @@ mod tests {
     use crate::protocol::{FinishReason, RunTimings, Usage};
 
     fn text(delta: &str, token: u32) -> EngineEvent {
-        EngineEvent::Text { delta: delta.into(), tokens: vec![token], logprobs: Vec::new() }
+        EngineEvent::Text { choice: 0, delta: delta.into(), tokens: vec![token], logprobs: Vec::new() }
     }
 
     fn finished() -> EngineEvent {

@@ -33,19 +33,28 @@ impl TextOutput {
     /// Takes the next token of the output.
     pub fn push(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> Piece {
         let matched = self.matcher.push(&self.detokenizer.push(token));
-        let event =
-            EngineEvent::Text { delta: matched.text, tokens: vec![token], logprobs: logprobs.into_iter().collect() };
+        let event = EngineEvent::Text {
+            choice: 0,
+            delta: matched.text,
+            tokens: vec![token],
+            logprobs: logprobs.into_iter().collect(),
+        };
         Piece { event, stop: matched.stop }
     }
 
     /// Takes a token that ends the output: it is reported, but is not part of the text.
     pub fn push_stop_token(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> EngineEvent {
-        EngineEvent::Text { delta: String::new(), tokens: vec![token], logprobs: logprobs.into_iter().collect() }
+        EngineEvent::Text {
+            choice: 0,
+            delta: String::new(),
+            tokens: vec![token],
+            logprobs: logprobs.into_iter().collect(),
+        }
     }
 
     /// What was held back as a possible stop string, once the output ended for another reason.
     pub fn flush(&mut self) -> Option<EngineEvent> {
         let delta = self.matcher.flush();
-        (!delta.is_empty()).then(|| EngineEvent::Text { delta, tokens: Vec::new(), logprobs: Vec::new() })
+        (!delta.is_empty()).then(|| EngineEvent::Text { choice: 0, delta, tokens: Vec::new(), logprobs: Vec::new() })
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::kv::{self, BlockEvent, KvCache};
 use crate::scheduler::{self, StepPlan};
-use crate::telemetry::{BlockDelta, BlockInfo, BlockState, KvTotals, Preemption, RowKind, SeqStep, WaitReason};
+use crate::telemetry::{
+    BlockDelta, BlockInfo, BlockState, KvTotals, PreemptMode, Preemption, RowKind, SeqStep, VictimPolicy, WaitReason,
+};
 
 pub fn delta(event: BlockEvent) -> BlockDelta {
     match event {
@@ -43,6 +45,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         evicted_this_step: counts.evicted_this_step,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
+        ..KvTotals::default()
     }
 }
 
@@ -57,6 +60,7 @@ pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
         refs: view.refs,
         filled: view.filled,
         hash: view.hash,
+        pinned: false,
         last_step: view.last_step,
     };
     kv.blocks().map(info).collect()
@@ -85,6 +89,9 @@ pub fn preemption(p: &scheduler::Preemption) -> Preemption {
         beneficiary: p.beneficiary,
         freed_blocks: p.freed_blocks,
         lost_tokens: p.lost_tokens,
+        mode: PreemptMode::Recompute,
+        policy: VictimPolicy::LastIn,
+        scores: Vec::new(),
     }
 }
 

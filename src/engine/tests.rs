@@ -4,7 +4,8 @@ use super::handle::{EngineHandle, EngineStatus, Run};
 use super::options::{FakeFault, FakeOptions};
 use crate::ids::RequestId;
 use crate::protocol::{
-    EngineEvent, FinishReason, GenerateRequest, InvalidParam, OwnerTag, RunError, SamplingParams, StopRules, Usage,
+    Decoding, EngineEvent, FinishReason, GenerateRequest, InvalidParam, OwnerTag, RunError, SamplingParams, StopRules,
+    Usage,
 };
 use crate::telemetry::{BlockDelta, KvTotals};
 use crate::tokenizer::AddSpecial;
@@ -21,7 +22,10 @@ fn request(text: &str, max_tokens: u32) -> GenerateRequest {
         prompt: text.bytes().map(u32::from).collect(),
         sampling: SamplingParams::greedy(),
         stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(max_tokens) },
+        decoding: Decoding::ONE,
+        priority: 0,
         cache_salt: 0,
+        adapter: 0,
     }
 }
 
@@ -54,7 +58,7 @@ fn hear(run: &Run) -> Heard {
                 heard.usage = usage;
             }
             Some(EngineEvent::Failed { error }) => heard.error = Some(error),
-            Some(EngineEvent::Reading { .. }) | None => {}
+            Some(EngineEvent::Reading { .. } | EngineEvent::Choice { .. }) | None => {}
         }
     }
     heard
@@ -375,6 +379,8 @@ fn block_changes_in_the_records_add_up_to_the_snapshot() {
             BlockDelta::CacheIdle { block } => drop(is_kept.insert(block.0, true)),
             BlockDelta::Evict { block } | BlockDelta::Free { block } => drop(is_kept.insert(block.0, false)),
             BlockDelta::Fill { .. } | BlockDelta::Publish { .. } => {}
+            BlockDelta::Copy { .. } | BlockDelta::SwapOut { .. } | BlockDelta::SwapIn { .. } => {}
+            BlockDelta::Pin { .. } | BlockDelta::Unpin { .. } => {}
         }
         assert!(holders.values().all(|&n| n >= 0), "{delta:?} takes away what nobody holds");
     }

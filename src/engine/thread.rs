@@ -126,7 +126,7 @@ impl EngineThread {
     fn handle(&mut self, command: Command) {
         match command {
             EngineCommand::Submit { id, request, events } => match &mut self.core {
-                Some(core) => core.add(id, request, events),
+                Some(core) => core.add(id, *request, events),
                 None => {
                     self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                     events.push(crate::protocol::EngineEvent::Failed { error: RunError::NoModel });

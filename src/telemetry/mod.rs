@@ -39,21 +39,69 @@ pub enum RowKind {
 #[serde(rename_all = "snake_case")]
 pub enum BlockDelta {
     /// Taken from the free list (or evicted first: an `Evict` of the same block precedes it).
-    Alloc { block: BlockId, request: RequestId, logical: u32 },
+    Alloc {
+        block: BlockId,
+        request: RequestId,
+        logical: u32,
+    },
     /// Written up to `filled` tokens.
-    Fill { block: BlockId, filled: u32 },
+    Fill {
+        block: BlockId,
+        filled: u32,
+    },
     /// One more table holds it: a prefix hit.
-    Share { block: BlockId, request: RequestId, logical: u32 },
+    Share {
+        block: BlockId,
+        request: RequestId,
+        logical: u32,
+    },
     /// One table less holds it.
-    Unref { block: BlockId, request: RequestId },
+    Unref {
+        block: BlockId,
+        request: RequestId,
+    },
     /// Nobody holds it, its content stays for prefix hits.
-    CacheIdle { block: BlockId },
+    CacheIdle {
+        block: BlockId,
+    },
     /// A cached-idle block loses its content to make room.
-    Evict { block: BlockId },
+    Evict {
+        block: BlockId,
+    },
     /// Nobody holds it and nothing is kept.
-    Free { block: BlockId },
+    Free {
+        block: BlockId,
+    },
     /// Full, committed and now findable by prefix.
-    Publish { block: BlockId, hash: u64 },
+    Publish {
+        block: BlockId,
+        hash: u64,
+    },
+    /// Copied to a fresh block (its `Alloc` precedes this) because `request` is about to write into a shared one.
+    Copy {
+        from: BlockId,
+        to: BlockId,
+        request: RequestId,
+    },
+    /// Content copied to host memory: of a preempted request, or (`None`) of a cached block that is being evicted.
+    SwapOut {
+        block: BlockId,
+        host: u32,
+        request: Option<RequestId>,
+    },
+    /// Content copied back from host memory into a fresh block (its `Alloc` precedes this).
+    SwapIn {
+        host: u32,
+        block: BlockId,
+        request: RequestId,
+    },
+    /// A pinned prefix holds it: it is not evicted.
+    Pin {
+        block: BlockId,
+    },
+    Unpin {
+        block: BlockId,
+    },
 }
 
 /// Totals of the KV pool after a step.
@@ -74,6 +122,18 @@ pub struct KvTotals {
     /// Prompt tokens looked up and found, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in a block shared in part (copied on write), in host memory, on disk.
+    pub partial_hit_tokens: u64,
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
+    /// Blocks that pinned prefixes hold.
+    pub pinned: u32,
+    /// Places for blocks in host memory, and those taken by preempted requests and by cached prefixes.
+    pub host_total: u32,
+    pub host_swapped: u32,
+    pub host_cached: u32,
+    /// Blocks that the disk tier holds.
+    pub disk_cached: u64,
 }
 
 /// Why a waiting request was not admitted in this step: the binding constraint.
@@ -92,16 +152,114 @@ pub enum WaitReason {
     Preemption,
     /// Its next block is being computed by `leader` in this step; it is shared in the next.
     Prefix { leader: RequestId },
+    /// Its client has had more than its share: another client's request goes first.
+    Share { ahead: RequestId },
+    /// The beams of a search join together: so many slots are needed, so many are there.
+    Gang { needed: u32, available: u32 },
+}
+
+/// How a preempted request gets its K and V back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PreemptMode {
+    /// From its tokens.
+    #[default]
+    Recompute,
+    /// From host memory, bit for bit.
+    Swap,
 }
 
 /// A preemption and how the victim was chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preemption {
     pub victim: RequestId,
     /// Whose growth needed the blocks.
     pub beneficiary: RequestId,
     pub freed_blocks: u32,
     pub lost_tokens: u32,
+    pub mode: PreemptMode,
+    /// The policy that chose, and what it ranked the candidates by: the highest is the victim.
+    pub policy: VictimPolicy,
+    pub scores: Vec<(RequestId, u64)>,
+}
+
+/// Who gives way when blocks are short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VictimPolicy {
+    /// The last to join.
+    #[default]
+    LastIn,
+    /// The one with the fewest computed tokens: least work is lost.
+    LeastComputed,
+    /// The one of lowest priority, the last to join among equals.
+    Priority,
+}
+
+/// Who is admitted first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueuePolicy {
+    /// In order of arrival.
+    Fcfs,
+    Priority,
+    /// The longest cached prefix first.
+    LongestPrefix,
+    /// Between clients by tokens served, within a client in order of arrival.
+    #[default]
+    Fair,
+}
+
+/// A client in the queue, under the fair policy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClientShare {
+    pub owner: OwnerTag,
+    /// Prompt and output tokens computed for it since the engine started.
+    pub served_tokens: u64,
+    /// What the policy ranks by: the lowest goes first.
+    pub counter: u64,
+    pub waiting: u32,
+    pub running: u32,
+}
+
+/// The queue after a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueueInfo {
+    pub policy: QueuePolicy,
+    /// What stopped the last admission; `None` when the queue is empty.
+    pub binding: Option<WaitReason>,
+    /// Clients with live requests (bounded).
+    pub clients: Vec<ClientShare>,
+}
+
+/// Where a prefix is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    #[default]
+    Gpu,
+    Host,
+    Disk,
+}
+
+/// A prefix that the cache knows: a chain of blocks that requests have shared, or that is pinned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PrefixInfo {
+    /// Content hash of its last full block: the name by which commands pin, unpin and evict it.
+    pub id: u64,
+    pub name: Option<String>,
+    pub tokens: u32,
+    pub blocks: u32,
+    /// Admissions that found it, and the tokens they were spared.
+    pub hits: u64,
+    pub hit_tokens: u64,
+    pub last_hit_step: u64,
+    pub pinned: bool,
+    pub tier: Tier,
+    pub cache_salt: u64,
+    pub adapter: u64,
+    /// The first tokens, for a preview (at most 32).
+    pub head: Vec<TokenId>,
 }
 
 /// Everything the scheduler decided in one step and what it cost.
@@ -116,6 +274,8 @@ pub struct StepRecord {
     pub total_us: u32,
     /// Token budget of the step and what is used of it.
     pub budget: u32,
+    /// Tokens that rows which compute several may have together beside decoding ones.
+    pub max_prefill_tokens: u32,
     pub rows: Vec<SeqStep>,
     pub admitted: Vec<RequestId>,
     pub preempted: Vec<Preemption>,
@@ -160,6 +320,13 @@ pub struct RequestInfo {
     pub num_computed: u32,
     /// Physical ids in logical order.
     pub blocks: Vec<BlockId>,
+    /// The sequence that it was forked from (another choice or beam of one request, or a branch of a chat).
+    pub parent: Option<RequestId>,
+    /// Which choice of its request; 0 where there is one.
+    pub choice: u32,
+    pub priority: i32,
+    /// Blocks held in host memory while it waits after a preemption.
+    pub swapped_blocks: u32,
     pub preemptions: u32,
     /// Microseconds since the engine started.
     pub submitted_us: u64,
@@ -176,6 +343,8 @@ pub struct BlockInfo {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub pinned: bool,
     /// Step of the last event.
     pub last_step: u64,
 }
@@ -209,6 +378,23 @@ pub struct EngineSnapshot {
     pub preemptions_total: u64,
     pub recomputed_tokens_total: u64,
     pub computed_tokens_total: u64,
+    /// Of the preemptions: those that saved their blocks to host memory.
+    pub swaps_total: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copied_blocks_total: u64,
+    pub queue: QueueInfo,
+    /// Pinned first, then by hits (bounded).
+    pub prefixes: Vec<PrefixInfo>,
+}
+
+impl EngineSnapshot {
+    /// The recompute tax: tokens computed again after preemptions, as a share of all computed tokens; 0 before the first.
+    pub fn recompute_tax(&self) -> f64 {
+        match self.computed_tokens_total {
+            0 => 0.0,
+            total => self.recomputed_tokens_total as f64 / total as f64,
+        }
+    }
 }
 
 /// Bounds of the ring.

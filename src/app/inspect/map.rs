@@ -153,6 +153,9 @@ impl BlockMap {
             }
             BlockDelta::Free { .. } => self.cells[block.idx()] = Cell { last_step: step, ..Cell::default() },
             BlockDelta::Publish { hash, .. } => self.cells[block.idx()].hash = Some(hash),
+            // What lies in the block changes hands, not the block.
+            BlockDelta::Copy { .. } | BlockDelta::SwapOut { .. } | BlockDelta::SwapIn { .. } => {}
+            BlockDelta::Pin { .. } | BlockDelta::Unpin { .. } => {}
         }
         self.count(block);
     }
@@ -314,7 +317,12 @@ fn block_of(delta: &BlockDelta) -> BlockId {
         | BlockDelta::CacheIdle { block }
         | BlockDelta::Evict { block }
         | BlockDelta::Free { block }
-        | BlockDelta::Publish { block, .. } => block,
+        | BlockDelta::Publish { block, .. }
+        | BlockDelta::Copy { to: block, .. }
+        | BlockDelta::SwapOut { block, .. }
+        | BlockDelta::SwapIn { block, .. }
+        | BlockDelta::Pin { block }
+        | BlockDelta::Unpin { block } => block,
     }
 }
 

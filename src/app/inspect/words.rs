@@ -101,7 +101,12 @@ pub fn waiting_words(record: &StepRecord, name: impl Fn(RequestId) -> String) ->
     let joint = match reason {
         WaitReason::Blocks { .. } => " ",
         WaitReason::Behind { .. } => ", ",
-        WaitReason::Slots { .. } | WaitReason::Budget | WaitReason::Preemption | WaitReason::Prefix { .. } => " as ",
+        WaitReason::Slots { .. }
+        | WaitReason::Budget
+        | WaitReason::Preemption
+        | WaitReason::Prefix { .. }
+        | WaitReason::Share { .. }
+        | WaitReason::Gang { .. } => " as ",
     };
     let mut out = format!("Waiting: {}{joint}{}", name(*id), wait_words(reason));
     if record.waiting.len() > 1 {
@@ -132,6 +137,10 @@ pub fn wait_words(reason: &WaitReason) -> String {
         WaitReason::Budget => "the step's token budget is used up".to_owned(),
         WaitReason::Preemption => "a preemption happened in this step".to_owned(),
         WaitReason::Prefix { leader } => format!("request {leader} computes its prefix now, to be shared"),
+        WaitReason::Share { ahead } => format!("request {ahead} of a client that had less goes first"),
+        WaitReason::Gang { needed, available } => {
+            format!("its beams join together: {needed} slots are needed, {available} are there")
+        }
     }
 }
 
@@ -335,7 +344,7 @@ fn map_first(text: &str, change: impl Fn(char) -> String) -> String {
 mod tests {
     use super::*;
     use crate::ids::SeqSlot;
-    use crate::telemetry::{Preemption, SeqStep};
+    use crate::telemetry::{PreemptMode, Preemption, SeqStep, VictimPolicy};
 
     fn name(id: RequestId) -> String {
         ["Rust lifetimes", "Poem", "Translate"].get(id.idx()).map_or("?", |s| s).to_owned()
@@ -372,8 +381,15 @@ mod tests {
 
     #[test]
     fn preemption_names_victim_and_beneficiary() {
-        let preempted =
-            vec![Preemption { victim: RequestId(1), beneficiary: RequestId(0), freed_blocks: 6, lost_tokens: 93 }];
+        let preempted = vec![Preemption {
+            victim: RequestId(1),
+            beneficiary: RequestId(0),
+            freed_blocks: 6,
+            lost_tokens: 93,
+            mode: PreemptMode::Recompute,
+            policy: VictimPolicy::LastIn,
+            scores: Vec::new(),
+        }];
         let record = StepRecord { preempted, ..StepRecord::default() };
         assert_eq!(
             event_lines(&record, name),

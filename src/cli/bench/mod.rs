@@ -8,7 +8,7 @@ use super::error::CliResult;
 use crate::engine::EngineHandle;
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
-use crate::protocol::{GenerateRequest, OwnerTag, SamplingParams, StopRules};
+use crate::protocol::{Decoding, GenerateRequest, OwnerTag, SamplingParams, StopRules};
 use crate::telemetry::StepRecord;
 use std::sync::Arc;
 
@@ -63,7 +63,10 @@ fn fixed_request(prompt: Vec<TokenId>, output_len: u32, index: u64) -> GenerateR
         prompt,
         sampling: SamplingParams::greedy(),
         stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(output_len) },
+        decoding: Decoding::ONE,
+        priority: 0,
         cache_salt: index,
+        adapter: 0,
     }
 }
 

@@ -468,7 +468,7 @@ fn check_against(map: &BlockMap, snapshot: &kvasir::telemetry::EngineSnapshot) {
 
 #[test]
 fn the_map_follows_the_real_engine_over_preemption_and_abort() {
-    use kvasir::protocol::{GenerateRequest, OwnerTag, SamplingParams, StopRules};
+    use kvasir::protocol::{Decoding, GenerateRequest, OwnerTag, SamplingParams, StopRules};
     let fake = kvasir::engine::options::FakeOptions { num_blocks: 33, ..super::slow(4) };
     let engine = kvasir::engine::EngineHandle::start_fake(fake);
     let request = |owner: u64| GenerateRequest {
@@ -476,7 +476,10 @@ fn the_map_follows_the_real_engine_over_preemption_and_abort() {
         prompt: (0..70).map(|i| if i < 40 { i + 1 } else { 1 + (i * owner as u32) % 60 }).collect(),
         sampling: SamplingParams::greedy(),
         stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(90) },
+        decoding: Decoding::ONE,
+        priority: 0,
         cache_salt: 0,
+        adapter: 0,
     };
     let mut runs: Vec<_> = (1..=6).map(|owner| engine.submit(request(owner)).expect("it is accepted")).collect();
     let mut model = InspectModel::default();

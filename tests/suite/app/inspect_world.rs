@@ -4,8 +4,8 @@
 use kvasir::ids::{BlockId, RequestId, SeqSlot};
 use kvasir::protocol::{FinishReason, OwnerTag};
 use kvasir::telemetry::{
-    BlockDelta, BlockInfo, BlockState, EngineSnapshot, KvTotals, Limits, Preemption, RequestInfo, RequestState,
-    RowKind, SeqStep, StepRecord, Telemetry, WaitReason,
+    BlockDelta, BlockInfo, BlockState, EngineSnapshot, KvTotals, Limits, PreemptMode, Preemption, RequestInfo,
+    RequestState, RowKind, SeqStep, StepRecord, Telemetry, VictimPolicy, WaitReason,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -295,6 +295,9 @@ impl World {
             beneficiary,
             freed_blocks: victim.table.len() as u32,
             lost_tokens: victim.computed,
+            mode: PreemptMode::Recompute,
+            policy: VictimPolicy::LastIn,
+            scores: Vec::new(),
         });
         self.release(victim.id, std::mem::take(&mut victim.table));
         victim.computed = 0;
@@ -382,6 +385,7 @@ impl World {
                 as u32,
             query_tokens: self.query_tokens,
             hit_tokens: self.hit_tokens,
+            ..KvTotals::default()
         }
     }
 
@@ -395,6 +399,10 @@ impl World {
             output_tokens: r.outputs,
             num_computed: r.computed,
             blocks: r.table.clone(),
+            parent: None,
+            choice: 0,
+            priority: 0,
+            swapped_blocks: 0,
             preemptions: r.preemptions,
             submitted_us: r.submitted_us,
             first_token_us: r.first_token_us,
