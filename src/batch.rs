@@ -9,17 +9,19 @@ use crate::scheduler::{Scheduler, StepPlan, TokenCount};
 pub struct StepBatch {
     pub step: u64,
     pub block_size: u32,
+    /// Layer groups: each has its own slots and tables. 0 stands for 1.
+    pub num_groups: u32,
     pub input_ids: Vec<TokenId>, // [num_tokens]
     pub positions: Vec<u32>,     // [num_tokens]
-    /// Where each token's K and V go: block id * block_size + offset.
-    pub kv_slots: Vec<u32>, // [num_tokens]
+    /// Where each token's K and V go in each group: block id * block_size + offset.
+    pub kv_slots: Vec<u32>, // [num_tokens, num_groups]
     pub row_of_token: Vec<u32>,  // [num_tokens]
     pub row_start: Vec<u32>,     // [num_rows + 1]
     pub slot_of_row: Vec<u32>,   // [num_rows]
-    /// Physical block ids of row r in logical order: `block_tables[block_table_start[r]..block_table_start[r + 1]]`,
-    /// covering at least every position the row computes in this step.
+    /// Physical block ids in logical order, see [`StepBatch::table`], covering at least every position that the row computes
+    /// in this step. 0 where no token of the step looks.
     pub block_tables: Vec<u32>,
-    pub block_table_start: Vec<u32>, // [num_rows + 1]
+    pub block_table_start: Vec<u32>, // [num_rows * num_groups + 1]
     /// Indices into the token arrays whose hidden state goes through the head, ascending.
     pub logit_tokens: Vec<u32>, // [num_logits]
     pub sampling: Vec<RowSampling>,  // [num_logits]
@@ -79,12 +81,28 @@ impl StepBatch {
     pub fn num_logits(&self) -> usize {
         self.logit_tokens.len()
     }
+    /// At least 1.
+    pub fn num_groups(&self) -> usize {
+        self.num_groups.max(1) as usize
+    }
+
+    /// The blocks of one row in one group, in logical order.
+    pub fn table(&self, row: usize, group: usize) -> &[u32] {
+        let at = row * self.num_groups() + group;
+        &self.block_tables[self.block_table_start[at] as usize..self.block_table_start[at + 1] as usize]
+    }
+
+    /// Where a token's K and V go in one group.
+    pub fn kv_slot(&self, token: usize, group: usize) -> u32 {
+        self.kv_slots[token * self.num_groups() + group]
+    }
 
     /// Empties every array, keeping capacity.
     pub fn clear(&mut self) {
         let StepBatch {
             step,
             block_size,
+            num_groups,
             input_ids,
             positions,
             kv_slots,
@@ -103,6 +121,7 @@ impl StepBatch {
         } = self;
         *step = 0;
         *block_size = 0;
+        *num_groups = 0;
         *want = Want::Ids;
         for v in [
             input_ids,
@@ -182,6 +201,7 @@ impl StepBatch {
     /// made the plan, while the plan's step is in flight.
     pub fn build(&mut self, plan: &StepPlan, scheduler: &Scheduler) {
         self.begin(plan.step, scheduler.kv().block_size());
+        self.num_groups = scheduler.kv().config().groups.num();
         for row in &plan.rows {
             let seq = scheduler.get(row.request).expect("a planned row is live until its step is over");
             let logits = match row.wants_logits {
@@ -202,12 +222,13 @@ impl StepBatch {
         }
     }
 
-    /// Empties the batch for a step, to be filled with [`StepBatch::push_row`].
+    /// Empties the batch for a step, to be filled with [`StepBatch::push_row`]. It has one group until told otherwise.
     pub fn begin(&mut self, step: u64, block_size: u32) {
         assert!(block_size >= 1, "a block holds at least one token");
         self.clear();
         self.step = step;
         self.block_size = block_size;
+        self.num_groups = 1;
         for starts in [&mut self.row_start, &mut self.block_table_start, &mut self.penalty_start, &mut self.bias_start]
         {
             starts.push(0);
@@ -220,19 +241,23 @@ impl StepBatch {
         let row_idx = self.num_rows() as u32;
         let first_token = self.num_tokens() as u32;
         let end = row.first_position + row.tokens.len() as u32;
-        let num_blocks = end.div_ceil(self.block_size) as usize;
+        let num_groups = self.num_groups();
+        let num_blocks = end.div_ceil(self.block_size) as usize * num_groups;
         assert!(num_blocks <= row.blocks.len(), "the block table ends before position {end}");
         self.input_ids.extend_from_slice(row.tokens);
         for position in row.first_position..end {
-            let block = row.blocks[(position / self.block_size) as usize];
+            let (at, offset) = ((position / self.block_size) as usize * num_groups, position % self.block_size);
+            let blocks = row.blocks[at..at + num_groups].iter();
+            self.kv_slots.extend(blocks.map(|block| block.0 * self.block_size + offset));
             self.positions.push(position);
-            self.kv_slots.push(block.0 * self.block_size + position % self.block_size);
             self.row_of_token.push(row_idx);
         }
         self.row_start.push(self.input_ids.len() as u32);
         self.slot_of_row.push(row.slot.0);
-        self.block_tables.extend(row.blocks[..num_blocks].iter().map(|id| id.0));
-        self.block_table_start.push(self.block_tables.len() as u32);
+        for group in 0..num_groups {
+            self.block_tables.extend(row.blocks[group..num_blocks].iter().step_by(num_groups).map(|id| id.0));
+            self.block_table_start.push(self.block_tables.len() as u32);
+        }
         match row.logits {
             RowLogits::None => {}
             RowLogits::Last(logits) => self.push_logits(self.num_tokens() as u32 - 1, &logits),
@@ -258,12 +283,13 @@ impl StepBatch {
     /// Checks the shape of the arrays and that every id is in range; the text names the array at fault.
     pub fn check(&self, num_blocks: u32, vocab_size: u32) -> Result<(), String> {
         let (tokens, rows, logits) = (self.num_tokens(), self.num_rows(), self.num_logits());
+        let groups = self.num_groups();
         let lengths = [
             ("positions", self.positions.len(), tokens),
-            ("kv_slots", self.kv_slots.len(), tokens),
+            ("kv_slots", self.kv_slots.len(), tokens * groups),
             ("row_of_token", self.row_of_token.len(), tokens),
             ("slot_of_row", self.slot_of_row.len(), rows),
-            ("block_table_start", self.block_table_start.len(), rows + 1),
+            ("block_table_start", self.block_table_start.len(), rows * groups + 1),
             ("sampling", self.sampling.len(), logits),
             ("penalty_start", self.penalty_start.len(), logits + 1),
             ("bias_start", self.bias_start.len(), logits + 1),
@@ -293,12 +319,12 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
-        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))
+        (0..rows).try_for_each(|row| (0..groups).try_for_each(|group| self.check_row(row, group, num_blocks)))
     }
 
-    fn check_row(&self, row: usize, num_blocks: u32) -> Result<(), String> {
+    fn check_row(&self, row: usize, group: usize, num_blocks: u32) -> Result<(), String> {
         let (start, end) = (self.row_start[row] as usize, self.row_start[row + 1] as usize);
-        let table = &self.block_tables[self.block_table_start[row] as usize..self.block_table_start[row + 1] as usize];
+        let table = self.table(row, group);
         if start == end {
             return Err(format!("row {row} is empty"));
         }
@@ -313,7 +339,7 @@ impl StepBatch {
             if (position / self.block_size) as usize >= table.len() {
                 return Err(format!("the block table of row {row} ends before position {position}"));
             }
-            let block = self.kv_slots[token] / self.block_size;
+            let block = self.kv_slot(token, group) / self.block_size;
             if block == BlockId::NULL.0 || block >= num_blocks {
                 return Err(format!("row {row} writes block {block}, which is nobody's"));
             }
@@ -362,6 +388,27 @@ mod tests {
         assert!(batch.check(9, 14).is_ok_and(|()| true), "block 9 is cut off: the row does not reach it");
         assert!(batch.check(7, 14).is_err_and(|e| e.contains("block 7")));
         assert!(batch.check(10, 13).is_err_and(|e| e.contains("token 13")));
+    }
+
+    #[test]
+    fn each_layer_group_has_its_own_slots_and_tables() {
+        let mut batch = StepBatch::default();
+        batch.begin(3, 4);
+        batch.num_groups = 2;
+        // Row by row, in a row group by group; the second group no longer sees its first block.
+        let blocks = [5, 0, 2, 6, 9, 8].map(BlockId);
+        batch.push_row(BatchRow {
+            slot: SeqSlot(0),
+            first_position: 7,
+            tokens: &[10, 11],
+            blocks: &blocks,
+            logits: RowLogits::None,
+        });
+        assert_eq!(batch.kv_slots, [2 * 4 + 3, 6 * 4 + 3, 9 * 4, 8 * 4]);
+        assert_eq!((batch.table(0, 0), batch.table(0, 1)), (&[5, 2, 9][..], &[0, 6, 8][..]));
+        assert_eq!(batch.check(10, 14), Ok(()));
+        batch.kv_slots[1] = 3;
+        assert!(batch.check(10, 14).is_err_and(|e| e.contains("nobody's")));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! no adapter: the caller passes what its weights take as stored there. It does not attempt what drivers add on top.
 
 use crate::model::dtype::DType;
+use crate::model::groups::LayerGroups;
 use crate::model::spec::{ModelSpec, WeightRole};
 use serde::Serialize;
 
@@ -62,7 +63,7 @@ pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> 
             default_num_blocks(spec, config, left)
         }
     };
-    let kv_bytes = kv_bytes_per_token.saturating_mul(u64::from(config.block_size)).saturating_mul(num_blocks.into());
+    let kv_bytes = kv_bytes_per_block(spec, config).saturating_mul(num_blocks.into());
     MemoryPlan {
         weights_bytes,
         kv_bytes_per_token,
@@ -77,7 +78,7 @@ pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> 
 /// the longest context, never fewer than [`MIN_BLOCKS`].
 pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_bytes: u64) -> u32 {
     let block_size = u64::from(config.block_size.max(1));
-    let per_block = kv_bytes_per_token(spec, config.kv_bytes_per_element).saturating_mul(block_size).max(1);
+    let per_block = kv_bytes_per_block(spec, config).max(1);
     let blocks_of_context = u64::from(config.max_model_len.min(spec.max_position)).div_ceil(block_size);
     let useful = blocks_of_context.saturating_mul(config.max_num_seqs.into()).saturating_add(1);
     let blocks = (kv_budget_bytes / per_block).min(useful);
@@ -87,6 +88,13 @@ pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_byt
 /// Longest context that one request can use in a pool of `num_blocks` blocks.
 pub fn max_context(spec: &ModelSpec, num_blocks: u32, block_size: u32) -> u32 {
     num_blocks.saturating_sub(1).saturating_mul(block_size).min(spec.max_position)
+}
+
+/// K and V of one block: over the layers of one group, all of them where the model has no windows.
+fn kv_bytes_per_block(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
+    let layers = LayerGroups::of(spec, config.max_model_len).size;
+    let elements = 2 * u64::from(layers) * u64::from(spec.num_kv_heads) * u64::from(spec.head_dim);
+    elements.saturating_mul(config.kv_bytes_per_element.into()).saturating_mul(config.block_size.max(1).into())
 }
 
 /// K and V of one token over all layers.

@@ -20,6 +20,7 @@ struct Params {
   window: u32, // keys visible including the token itself; 0 is all
   q_stride: u32,
   out_stride: u32,
+  group: u32, // of layers: whose block table
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
@@ -89,7 +90,7 @@ fn find_tile(item: u32) -> Tile {
   let first_position = position(first);
   let lowest = select(0u, first_position + 1u - min(params.window, first_position + 1u), params.window > 0u);
   let kv_head = part * ${HEADS}u / (params.num_heads / params.num_kv_heads);
-  return Tile(first, count, part, kv_head, block_table_start(row), first_position, lowest, first_position + count - 1u);
+  return Tile(first, count, part, kv_head, block_table_start(row, params.group), first_position, lowest, first_position + count - 1u);
 }
 
 /// Row of the cache (in units of DP values) that holds a key of the tile's row.

@@ -14,6 +14,7 @@ struct Params {
   q_stride: u32,
   q_scale: f32,
   rms_eps: f32,
+  group: u32, // of layers: whose slots
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
@@ -74,7 +75,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #endif
   let q_scale = select(1.0, params.q_scale, is_q);
 
-  let slot = kv_slot(token);
+  let slot = kv_slot(token, params.group);
   let size = block_size();
   let cache_row = ((slot / size) * params.num_kv_heads + kv_head) * size + slot % size;
   let q_to = (token * params.q_stride + head * ${DP}u) / 2u;

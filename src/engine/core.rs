@@ -15,7 +15,7 @@ use super::run_state::{LiveRun, StepTime};
 use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
-use crate::kv::{KvCache, KvConfig};
+use crate::kv::{KvCache, KvConfig, KvGroups};
 use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, RunError, Usage};
 use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
@@ -505,6 +505,7 @@ fn new_cache(executor: &dyn Executor, options: &EngineOptions) -> KvCache {
     KvCache::new(KvConfig {
         num_blocks: executor.num_blocks(),
         block_size: executor.block_size(),
+        groups: KvGroups::new(&executor.windows()),
         enable_prefix_cache: options.prefix_caching,
     })
 }

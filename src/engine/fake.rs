@@ -180,6 +180,10 @@ impl Executor for FakeExecutor {
         self.inner.vocab_size()
     }
 
+    fn windows(&self) -> Vec<Option<u32>> {
+        self.inner.windows()
+    }
+
     fn kv_bytes_per_block(&self) -> u64 {
         self.inner.kv_bytes_per_block()
     }

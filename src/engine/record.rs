@@ -23,7 +23,7 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
 pub fn loss_of<'a>(kv: &KvCache, tables: impl Iterator<Item = &'a kv::BlockTable>) -> Vec<BlockDelta> {
     let mut deltas = Vec::new();
     for table in tables {
-        deltas.extend(table.ids().iter().map(|&block| BlockDelta::Unref { block, request: table.owner() }));
+        deltas.extend(table.held().map(|block| BlockDelta::Unref { block, request: table.owner() }));
     }
     for (id, block) in kv.blocks().enumerate().skip(1) {
         if block.state != kv::BlockState::Free {

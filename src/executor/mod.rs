@@ -92,6 +92,10 @@ pub trait Executor: Send {
     fn num_blocks(&self) -> u32;
     fn block_size(&self) -> u32;
     fn vocab_size(&self) -> u32;
-    /// Bytes of K and V of one block over all layers.
+    /// Bytes of K and V of one block over all layers of a group.
     fn kv_bytes_per_block(&self) -> u64;
+    /// How far each layer group sees ([`crate::model::groups::LayerGroups`]); batches have slots and tables for each.
+    fn windows(&self) -> Vec<Option<u32>> {
+        vec![None]
+    }
 }

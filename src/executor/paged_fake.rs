@@ -148,7 +148,7 @@ impl PagedFake {
                     0 => None,
                     position => Some(self.values[self.slot(table, position - 1)]),
                 };
-                let slot = batch.kv_slots[t] as usize;
+                let slot = batch.kv_slot(t, 0) as usize;
                 if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
                     return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
                 }
@@ -308,7 +308,7 @@ impl Words {
 }
 
 fn table_of(batch: &StepBatch, row: usize) -> &[u32] {
-    &batch.block_tables[batch.block_table_start[row] as usize..batch.block_table_start[row + 1] as usize]
+    batch.table(row, 0)
 }
 
 /// What is stored at `position`.

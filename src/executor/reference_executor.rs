@@ -6,6 +6,7 @@
 use crate::batch::{StepBatch, Want};
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::TokenId;
+use crate::model::groups::LayerGroups;
 use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
 use crate::model::{Model, quant, rope};
 use crate::protocol::TokenLogprobs;
@@ -44,9 +45,12 @@ struct Layer {
     gate_bias: Option<Matrix>,
     up_bias: Option<Matrix>,
     down_bias: Option<Matrix>,
-    /// Paged K and V: `[num_blocks * block_size, num_kv_heads * head_dim]`.
-    k_pool: Vec<f32>,
-    v_pool: Vec<f32>,
+}
+
+/// Paged K and V of the layers that share them: `[num_blocks * block_size, num_kv_heads * head_dim]`.
+struct Pool {
+    k: Vec<f32>,
+    v: Vec<f32>,
 }
 
 /// Implements [`Executor`] with plain loops.
@@ -57,7 +61,9 @@ pub struct ReferenceExecutor {
     output_norm: Matrix,
     head: Option<Matrix>,
     layers: Vec<Layer>,
-    cos: Vec<f32>, // [num_positions, rotary_dim / 2]
+    groups: LayerGroups,
+    pools: Vec<Pool>, // [groups.size]
+    cos: Vec<f32>,    // [num_positions, rotary_dim / 2]
     sin: Vec<f32>,
     done: Option<StepOutput>,
 }
@@ -67,13 +73,17 @@ impl ReferenceExecutor {
     pub fn new(model: &Model, cfg: ReferenceConfig) -> Result<Self, LoadError> {
         let spec = model.spec().clone();
         let pool = (cfg.num_blocks * cfg.block_size * spec.num_kv_heads * spec.head_dim) as usize;
-        let layers = (0..spec.num_layers).map(|l| load_layer(model, l, pool)).collect::<Result<_, _>>()?;
+        let layers = (0..spec.num_layers).map(|l| load_layer(model, l)).collect::<Result<_, _>>()?;
+        let groups = LayerGroups::new(&spec.windows);
+        let pools = (0..groups.size).map(|_| Pool { k: vec![0.0; pool], v: vec![0.0; pool] }).collect();
         let (cos, sin) = rope::cos_sin_table(&spec.rope, spec.max_position);
         Ok(ReferenceExecutor {
             embedding: required(model, WeightRole::TokenEmbedding)?,
             output_norm: required(model, WeightRole::OutputNorm)?,
             head: optional(model, WeightRole::LmHead)?,
             layers,
+            groups,
+            pools,
             cos,
             sin,
             done: None,
@@ -105,14 +115,16 @@ impl ReferenceExecutor {
         let spec = self.spec.clone();
         let (hidden, d) = (spec.hidden_size as usize, spec.head_dim as usize);
         let kv_width = spec.num_kv_heads as usize * d;
+        let place = self.groups.layers[l];
         let mut queries = Vec::with_capacity(batch.num_tokens());
         for t in 0..batch.num_tokens() {
             let (mut q, mut k, v) = self.layers[l].project(&spec, &x[t * hidden..(t + 1) * hidden]);
             self.rotate(batch.positions[t], &mut q);
             self.rotate(batch.positions[t], &mut k);
-            let at = batch.kv_slots[t] as usize * kv_width;
-            self.layers[l].k_pool[at..at + kv_width].copy_from_slice(&k);
-            self.layers[l].v_pool[at..at + kv_width].copy_from_slice(&v);
+            let at = batch.kv_slot(t, place.group as usize) as usize * kv_width;
+            let pool = &mut self.pools[place.buffer as usize];
+            pool.k[at..at + kv_width].copy_from_slice(&k);
+            pool.v[at..at + kv_width].copy_from_slice(&v);
             queries.push(q);
         }
         for (t, q) in queries.iter().enumerate() {
@@ -150,8 +162,9 @@ impl ReferenceExecutor {
         let d = spec.head_dim as usize;
         let kv_width = spec.num_kv_heads as usize * d;
         let row = batch.row_of_token[t] as usize;
-        let table =
-            &batch.block_tables[batch.block_table_start[row] as usize..batch.block_table_start[row + 1] as usize];
+        let place = self.groups.layers[l];
+        let table = batch.table(row, place.group as usize);
+        let pool = &self.pools[place.buffer as usize];
         let position = batch.positions[t];
         let first = spec.windows[l].map_or(0, |w| (position + 1).saturating_sub(w));
         let slot = |p: u32| table[(p / self.cfg.block_size) as usize] * self.cfg.block_size + p % self.cfg.block_size;
@@ -159,8 +172,8 @@ impl ReferenceExecutor {
         let mut out = vec![0.0; spec.num_heads as usize * d];
         for h in 0..spec.num_heads as usize {
             let kv = h / group * d;
-            let key = |p: u32| &self.layers[l].k_pool[slot(p) as usize * kv_width + kv..][..d];
-            let value = |p: u32| &self.layers[l].v_pool[slot(p) as usize * kv_width + kv..][..d];
+            let key = |p: u32| &pool.k[slot(p) as usize * kv_width + kv..][..d];
+            let value = |p: u32| &pool.v[slot(p) as usize * kv_width + kv..][..d];
             let scale = 1.0 / (d as f64).sqrt();
             let scores: Vec<f64> = (first..=position).map(|p| dot(&q[h * d..(h + 1) * d], key(p)) * scale).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -221,8 +234,12 @@ impl Executor for ReferenceExecutor {
     }
 
     fn kv_bytes_per_block(&self) -> u64 {
-        let per_token = 2 * 4 * u64::from(self.spec.num_kv_heads * self.spec.head_dim * self.spec.num_layers);
+        let per_token = 2 * 4 * u64::from(self.spec.num_kv_heads * self.spec.head_dim * self.groups.size);
         per_token * u64::from(self.cfg.block_size)
+    }
+
+    fn windows(&self) -> Vec<Option<u32>> {
+        self.groups.windows.clone()
     }
 }
 
@@ -273,7 +290,7 @@ fn draw(
     Ok((token, logprobs))
 }
 
-fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
+fn load_layer(model: &Model, l: u32) -> Result<Layer, LoadError> {
     Ok(Layer {
         attn_norm: required(model, WeightRole::AttnNorm(l))?,
         q: required(model, WeightRole::Q(l))?,
@@ -293,8 +310,6 @@ fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
         gate_bias: optional(model, WeightRole::GateBias(l))?,
         up_bias: optional(model, WeightRole::UpBias(l))?,
         down_bias: optional(model, WeightRole::DownBias(l))?,
-        k_pool: vec![0.0; pool],
-        v_pool: vec![0.0; pool],
     })
 }
 

@@ -27,6 +27,8 @@ pub struct Params {
     pub window: u32,
     pub q_stride: u32,
     pub out_stride: u32,
+    /// The layer group whose block tables are read.
+    pub group: u32,
 }
 
 /// What the kernel is compiled for.
@@ -88,13 +90,14 @@ impl Shape {
         self.head_dim.is_multiple_of(32) && class != Class::Floor
     }
 
-    pub fn params(&self, window: Option<u32>) -> Params {
+    pub fn params(&self, window: Option<u32>, group: u32) -> Params {
         Params {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
             window: window.unwrap_or(0),
             q_stride: self.q_stride(),
             out_stride: self.out_stride(),
+            group,
         }
     }
 
@@ -193,12 +196,12 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// `window` is the number of keys that a token sees, itself included; `None` is all.
+    /// `window` is the number of keys that a token sees, itself included; `None` is all. `group` is the layer's group.
     pub fn new(
         ctx: &mut KernelContext<'_>,
         label: &str,
         shape: &Shape,
-        window: Option<u32>,
+        (window, group): (Option<u32>, u32),
         buffers: &Buffers<'_>,
     ) -> Result<Attention, GpuError> {
         let is_quantised = matches!(buffers.y, RowOutput::I8(_));
@@ -206,7 +209,7 @@ impl Attention {
             let message = format!("heads of {} dims cannot be quantised here", shape.head_dim);
             return Err(GpuError::Validation { what: label.into(), message });
         }
-        let params = ctx.params.push(ctx.gpu, &shape.params(window))?;
+        let params = ctx.params.push(ctx.gpu, &shape.params(window, group))?;
         let mut bindings = vec![
             ("step_meta", ctx.step_meta),
             ("q", buffers.q),
@@ -256,7 +259,7 @@ pub fn reference(
     let mut out = vec![0.0; batch.num_tokens() * shape.out_stride() as usize];
     for token in 0..batch.num_tokens() {
         let row = batch.row_of_token[token] as usize;
-        let table = &batch.block_tables[batch.block_table_start[row] as usize..];
+        let table = batch.table(row, 0);
         let position = batch.positions[token];
         let lowest = window.map_or(0, |w| (position + 1).saturating_sub(w));
         let slot = |key: u32| table[(key / layout.block_size) as usize] * layout.block_size + key % layout.block_size;

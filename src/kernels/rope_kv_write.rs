@@ -20,6 +20,8 @@ pub struct Params {
     pub q_stride: u32,
     pub q_scale: f32,
     pub rms_eps: f32,
+    /// The layer group whose slots are written.
+    pub group: u32,
 }
 
 /// What the kernel is compiled for.
@@ -54,7 +56,7 @@ impl Shape {
         stride(self.num_heads * padded_head_dim(self.head_dim))
     }
 
-    pub fn params(&self, rms_eps: f32) -> Params {
+    pub fn params(&self, rms_eps: f32, group: u32) -> Params {
         Params {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
@@ -62,6 +64,7 @@ impl Shape {
             q_stride: self.q_stride(),
             q_scale: q_scale(self.head_dim),
             rms_eps,
+            group,
         }
     }
 
@@ -125,11 +128,11 @@ impl RopeKvWrite {
         ctx: &mut KernelContext<'_>,
         label: &str,
         shape: &Shape,
-        rms_eps: f32,
+        (rms_eps, group): (f32, u32),
         buffers: &Buffers<'_>,
     ) -> Result<RopeKvWrite, GpuError> {
         let kernel = ctx.gpu.kernel("rope_kv_write", &shape.defines(ctx.class))?;
-        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps))?;
+        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps, group))?;
         let mut bindings = vec![
             ("step_meta", ctx.step_meta),
             ("qkv", buffers.qkv),

@@ -31,12 +31,14 @@ pub mod header {
     pub const BIAS_START: usize = 15;
     pub const BIASES: usize = 16;
     pub const SLOT_OF_ROW: usize = 17;
+    pub const NUM_GROUPS: usize = 18;
 }
 
 /// Words that [`encode`] needs for a batch, to size or check the buffer.
 pub fn num_words(batch: &StepBatch) -> usize {
     HEADER_WORDS
-        + 4 * batch.num_tokens()
+        + 3 * batch.num_tokens()
+        + batch.kv_slots.len()
         + batch.row_start.len()
         + batch.slot_of_row.len()
         + batch.block_table_start.len()
@@ -58,6 +60,7 @@ pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
     words[header::NUM_ROWS] = batch.num_rows() as u32;
     words[header::NUM_LOGITS] = batch.num_logits() as u32;
     words[header::BLOCK_SIZE] = batch.block_size;
+    words[header::NUM_GROUPS] = batch.num_groups() as u32;
     section(words, header::TOKEN_IDS, batch.input_ids.iter().copied());
     section(words, header::POSITIONS, batch.positions.iter().copied());
     section(words, header::KV_SLOTS, batch.kv_slots.iter().copied());
@@ -146,6 +149,7 @@ mod tests {
         assert_eq!(words.len(), num_words(&batch));
         let at = |section: usize, len: usize| &words[words[section] as usize..][..len];
         assert_eq!(&words[..4], &[3, 2, 2, 16]);
+        assert_eq!(words[header::NUM_GROUPS], 1);
         assert_eq!(at(header::TOKEN_IDS, 3), batch.input_ids);
         assert_eq!(at(header::POSITIONS, 3), batch.positions);
         assert_eq!(at(header::KV_SLOTS, 3), batch.kv_slots);

@@ -15,12 +15,20 @@ pub struct HeldTable<'a> {
     pub salt: u64,
 }
 
+/// The tables that hold a block, as counted by a check.
+#[derive(Clone, Copy, Default)]
+struct Holders {
+    num: u32,
+    /// Number of the last of them, from 1.
+    last: u32,
+}
+
 impl KvCache {
     /// Every invariant over the pool, the prefix cache and all live tables; the text names the one that is broken.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = HeldTable<'a>>) -> Result<(), String> {
-        let mut refs = vec![0u32; self.pool.len()];
-        for held in tables {
-            self.check_table(&held, &mut refs)?;
+        let mut refs = vec![Holders::default(); self.pool.len()];
+        for (number, held) in (1..).zip(tables) {
+            self.check_table(&held, number, &mut refs)?;
         }
         self.check_blocks(&refs)?;
         self.check_lists()?;
@@ -39,26 +47,30 @@ impl KvCache {
         Ok(())
     }
 
-    fn check_table(&self, held: &HeldTable, refs: &mut [u32]) -> Result<(), String> {
+    fn check_table(&self, held: &HeldTable, number: u32, refs: &mut [Holders]) -> Result<(), String> {
         let (table, size) = (held.table, self.config.block_size);
         let owner = table.owner();
-        if table.num_blocks() != self.blocks_for(table.slots()) {
-            let (blocks, slots) = (table.num_blocks(), table.slots());
-            return Err(format!("invariant 5: request {owner} has {blocks} blocks for {slots} slots"));
+        if table.num_rows() != self.blocks_for(table.slots()) {
+            let (rows, slots) = (table.num_rows(), table.slots());
+            return Err(format!("invariant 5: request {owner} has {rows} rows of blocks for {slots} slots"));
         }
         if held.num_computed > table.slots() {
             return Err(format!("invariant 6: request {owner} computed beyond its slots"));
         }
-        for (logical, &id) in table.ids().iter().enumerate() {
+        for (i, &id) in table.ids().iter().enumerate() {
+            let (row, group) = (i as u32 / table.num_groups(), i as u32 % table.num_groups());
+            if row < table.null_rows(group) && id == BlockId::NULL {
+                continue;
+            }
             if id == BlockId::NULL || id.idx() >= self.pool.len() {
                 return Err(format!("invariant 3: request {owner} holds block {id}, which is nobody's"));
             }
-            if table.ids()[..logical].contains(&id) {
+            let holders = &mut refs[id.idx()];
+            if std::mem::replace(&mut holders.last, number) == number {
                 return Err(format!("invariant 4: request {owner} holds block {id} twice"));
             }
-            refs[id.idx()] += 1;
-            let start = logical as u32 * size;
-            self.check_held_block(held, id, start)?;
+            holders.num += 1;
+            self.check_held_block(held, id, row * size)?;
         }
         Ok(())
     }
@@ -88,9 +100,9 @@ impl KvCache {
         Ok(())
     }
 
-    fn check_blocks(&self, refs: &[u32]) -> Result<(), String> {
+    fn check_blocks(&self, refs: &[Holders]) -> Result<(), String> {
         let (mut num_published, mut shared, mut saved) = (0, 0, 0);
-        for (i, &held) in refs.iter().enumerate().skip(1) {
+        for (i, &Holders { num: held, .. }) in refs.iter().enumerate().skip(1) {
             let id = BlockId(i as u32);
             let block = self.pool.block(id);
             if block.refs != held {

@@ -7,8 +7,9 @@
 //! It does not hold keys or values: it decides where they go. It does not choose victims among requests.
 //!
 //! ```
-//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig}};
-//! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, enable_prefix_cache: true });
+//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig, KvGroups}};
+//! let groups = KvGroups::ONE;
+//! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, groups, enable_prefix_cache: true });
 //! let (prompt, mut table) = ([1, 2, 3, 4, 5], BlockTable::new(RequestId(1)));
 //! let mut chain = kv.new_chain(0);
 //! chain.extend(&prompt);
@@ -23,11 +24,13 @@
 
 mod block_pool;
 mod block_table;
+mod groups;
 mod integrity;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
 pub use integrity::HeldTable;
 pub use prefix_cache::PrefixChain;
 
@@ -42,6 +45,8 @@ pub struct KvConfig {
     pub num_blocks: u32,
     /// Tokens per block; at least 1.
     pub block_size: u32,
+    /// How far the model's layers see.
+    pub groups: KvGroups,
     /// Keep the content of blocks that nobody holds, and share equal prefixes.
     pub enable_prefix_cache: bool,
 }
@@ -49,6 +54,7 @@ pub struct KvConfig {
 /// A change of one block, in order of happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
+    /// `logical` counts the entries of [`BlockTable::ids`]: with one group, blocks in logical order.
     /// Handed out (an `Evict` of the same block precedes it where its content was kept until now).
     Alloc { block: BlockId, request: RequestId, logical: u32 },
     /// Written up to `filled` slots.
@@ -103,8 +109,11 @@ pub struct BlockView {
 /// What a lookup found, to be attached before anything else changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHit {
+    /// Full blocks of tokens.
     pub num_blocks: u32,
-    /// How many of them are cached-idle: they stop being available once attached.
+    /// Physical blocks that stand for them, over all groups: a windowed group has those that the next token sees.
+    pub num_held: u32,
+    /// How many of these are cached-idle: they stop being available once attached.
     pub num_idle: u32,
 }
 
@@ -142,7 +151,7 @@ impl KvCache {
             config,
             hash_mask,
             pool: BlockPool::new(config.num_blocks),
-            prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
+            prefix: PrefixCache::new(config, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
             hit: Vec::new(),
@@ -167,9 +176,19 @@ impl KvCache {
         self.pool.num_free() + self.pool.num_idle()
     }
 
-    /// Blocks that `tokens` positions need.
+    /// Rows that `tokens` positions need: blocks of one group that keeps everything.
     pub fn blocks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.config.block_size)
+    }
+
+    /// Blocks that a sequence holds at most until its first `tokens` positions are computed, `chunk` of them in a step.
+    pub fn blocks_needed(&self, tokens: u32, chunk: u32) -> u32 {
+        self.config.groups.blocks_for(tokens, chunk, self.config.block_size)
+    }
+
+    /// The most positions, up to `limit`, that one sequence can have with the whole pool to itself.
+    pub fn capacity(&self, limit: u32, chunk: u32) -> u32 {
+        self.config.groups.tokens_in(self.num_usable(), limit, chunk, self.config.block_size)
     }
 
     /// The chain of a new sequence: prefixes are shared only between equal salts.
@@ -207,33 +226,47 @@ impl KvCache {
         if self.config.enable_prefix_cache {
             self.prefix.lookup(chain, tokens, max_blocks as usize, &mut self.hit);
         }
-        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
-        let num_idle = self.hit.iter().filter(is_idle).count() as u32;
-        PrefixHit { num_blocks: self.hit.len() as u32, num_idle }
+        let mut hit =
+            PrefixHit { num_blocks: self.hit.len() as u32 / self.config.groups.num(), ..PrefixHit::default() };
+        for &block in self.hit.iter().filter(|block| **block != BlockId::NULL) {
+            hit.num_held += 1;
+            hit.num_idle += u32::from(self.pool.block(block).state == BlockState::CachedIdle);
+        }
+        hit
     }
 
     /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
     pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
-        assert_eq!(table.num_blocks(), 0, "a prefix is attached to an empty table");
+        assert_eq!(table.num_rows(), 0, "a prefix is attached to an empty table");
+        table.shape(self.config.groups.num());
         for (logical, &block) in self.hit.iter().enumerate() {
-            self.pool.hold(block);
             table.push(block);
+            if block == BlockId::NULL {
+                continue;
+            }
+            self.pool.hold(block);
             self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
         }
-        let hit_tokens = self.hit.len() as u32 * self.config.block_size;
+        let hit_tokens = table.num_rows() * self.config.block_size;
         table.raise_slots(hit_tokens);
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         self.hit.clear();
     }
 
+    /// Blocks that [`KvCache::reserve`] would add.
+    pub fn blocks_to_reserve(&self, table: &BlockTable, slots: u32) -> u32 {
+        self.blocks_for(slots).saturating_sub(table.num_rows()) * self.config.groups.num()
+    }
+
     /// Makes room for positions `0..slots`, evicting idle blocks where needed. Returns how many blocks were added.
     pub fn reserve(&mut self, table: &mut BlockTable, slots: u32) -> Result<u32, OutOfBlocks> {
-        let needed = self.blocks_for(slots).saturating_sub(table.num_blocks());
+        let needed = self.blocks_to_reserve(table, slots);
         let available = self.num_available();
         if needed > available {
             return Err(OutOfBlocks { needed, available });
         }
+        table.shape(self.config.groups.num());
         for _ in 0..needed {
             let (block, state) = self.pool.next_victim().expect("counted above");
             if state == BlockState::CachedIdle {
@@ -241,7 +274,7 @@ impl KvCache {
                 self.events.push(BlockEvent::Evict { block });
             }
             self.pool.allocate().expect("counted above");
-            let logical = table.num_blocks();
+            let logical = table.ids().len() as u32;
             self.events.push(BlockEvent::Alloc { block, request: table.owner(), logical });
             table.push(block);
         }
@@ -251,12 +284,12 @@ impl KvCache {
 
     /// How long the table is, for [`KvCache::rewind`].
     pub fn mark(&self, table: &BlockTable) -> TableMark {
-        TableMark { num_blocks: table.num_blocks(), slots: table.slots() }
+        table.mark()
     }
 
     /// Puts a table back to its length before the step, beside [`KvCache::undo`] which takes the blocks back.
     pub fn rewind(&self, table: &mut BlockTable, mark: TableMark) {
-        table.truncate(mark.num_blocks, mark.slots);
+        table.truncate(mark.len, mark.slots);
     }
 
     /// Takes all blocks back. Published ones stay findable, the last one being the next to be evicted.
@@ -275,15 +308,32 @@ impl KvCache {
         table.0
     }
 
+    /// Takes back the blocks that no token from `position` on sees. Published ones stay findable.
+    pub fn slide(&mut self, table: &mut BlockTable, position: u32) {
+        if !self.config.groups.has_windows() {
+            return;
+        }
+        for group in 0..self.config.groups.num() {
+            let lowest = lowest_seen(self.config.groups.window(group), position) / self.config.block_size;
+            for _ in table.null_rows(group)..lowest.min(table.num_rows()) {
+                let block = table.take_first(group);
+                self.unhold(block, table.owner());
+            }
+        }
+    }
+
     /// A committed step wrote positions `from..to`.
     pub fn fill(&mut self, table: &BlockTable, from: u32, to: u32) {
         assert!(to <= table.slots(), "position {to} was written beyond the {} slots of the table", table.slots());
         let size = self.config.block_size;
-        for logical in from / size..self.blocks_for(to) {
-            let block = table.ids()[logical as usize];
-            let filled = (to - logical * size).min(size);
-            self.pool.fill(block, filled);
-            self.events.push(BlockEvent::Fill { block, filled });
+        let num_groups = table.num_groups() as usize;
+        for row in from / size..self.blocks_for(to) {
+            let filled = (to - row * size).min(size);
+            let at = row as usize * num_groups;
+            for &block in &table.ids()[at..at + num_groups] {
+                self.pool.fill(block, filled);
+                self.events.push(BlockEvent::Fill { block, filled });
+            }
         }
     }
 
@@ -303,16 +353,21 @@ impl KvCache {
         while start > 0 && !self.prefix.is_findable(chain, start - 1) {
             start -= 1;
         }
-        for i in start..end {
-            if !self.publish_one(table.ids()[i], chain, tokens, i) {
+        let anchor = self.config.groups.anchor();
+        for row in start..end {
+            if !self.publish_one(table.block(row as u32, anchor), anchor, chain, tokens, row) {
                 return;
+            }
+            for group in (0..self.config.groups.num()).filter(|group| *group != anchor) {
+                let block = table.block(row as u32, group);
+                self.publish_one(block, group, chain, tokens, row);
             }
         }
     }
 
     /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
     pub fn taint(&mut self, table: &BlockTable) {
-        for &block in table.ids() {
+        for block in table.held() {
             if self.pool.block(block).visibility == Visibility::Published {
                 self.prefix.forget(block);
             }
@@ -370,9 +425,16 @@ impl KvCache {
         self.events.drain(..)
     }
 
-    /// False when the block is tainted: what follows it cannot be published either.
-    fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
-        if self.pool.block(block).visibility == Visibility::Tainted {
+    /// False when there is no block or it is tainted: what follows it cannot be published either.
+    fn publish_one(
+        &mut self,
+        block: BlockId,
+        group: u32,
+        chain: &mut PrefixChain,
+        tokens: &[TokenId],
+        row: usize,
+    ) -> bool {
+        if block == BlockId::NULL || self.pool.block(block).visibility == Visibility::Tainted {
             return false;
         }
         assert_eq!(self.pool.block(block).state, BlockState::Active, "block {block} is published before its commit");
@@ -381,7 +443,9 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, row, group, block) else {
+            return true;
+        };
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);
@@ -402,14 +466,15 @@ impl KvCache {
 
     /// From the last block to the first, so that a prefix outlives what follows it.
     fn unhold_all(&mut self, table: &BlockTable) {
-        let request = table.owner();
-        for &block in table.ids().iter().rev() {
-            self.events.push(BlockEvent::Unref { block, request });
-            match self.pool.unhold(block) {
-                Unheld::StillHeld => {}
-                Unheld::Idle => self.events.push(BlockEvent::CacheIdle { block }),
-                Unheld::Freed => self.events.push(BlockEvent::Free { block }),
-            }
+        table.held().rev().for_each(|block| self.unhold(block, table.owner()));
+    }
+
+    fn unhold(&mut self, block: BlockId, request: RequestId) {
+        self.events.push(BlockEvent::Unref { block, request });
+        match self.pool.unhold(block) {
+            Unheld::StillHeld => {}
+            Unheld::Idle => self.events.push(BlockEvent::CacheIdle { block }),
+            Unheld::Freed => self.events.push(BlockEvent::Free { block }),
         }
     }
 }

@@ -3,8 +3,11 @@
 //! Guarantees: a hit means that salt, every token of the block and every token before it are equal. Hashes only find
 //! candidates: each publication has a number, names the number of its parent, and stores its tokens, so two prefixes
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
+//! With layer groups the blocks of one group, the anchor, name prefixes; a block of another group names the anchor's
+//! publication of the same tokens, so it is found exactly when that is.
 //! It does not attempt partial blocks.
 
+use super::{KvConfig, KvGroups};
 use crate::ids::{BlockId, TokenId};
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -80,19 +83,34 @@ fn hash_block(parent: u64, tokens: &[TokenId], mask: u64) -> u64 {
 struct Publication {
     /// Unique for the life of the cache, above 0.
     number: u64,
+    /// Of the block before it; in another group than the anchor: of the anchor's block with the same tokens.
     parent_number: u64,
+    group: u32,
     hash: u64,
     parent_hash: u64,
     salt: u64,
 }
 
+impl Publication {
+    fn key(&self) -> u64 {
+        key(self.hash, self.group)
+    }
+}
+
+/// Under which word a block is looked for: equal contents of two groups are two blocks. Words that meet by chance are told
+/// apart as colliding hashes are.
+fn key(hash: u64, group: u32) -> u64 {
+    hash.wrapping_add(u64::from(group).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
 #[derive(Debug)]
 pub(super) struct PrefixCache {
     block_size: usize,
+    groups: KvGroups,
     hash_mask: u64,
-    block_of_hash: FxHashMap<u64, BlockId>,
-    publications: Vec<Publication>, // [num_blocks]
-    tokens: Vec<TokenId>,           // [num_blocks, block_size]
+    block_of_hash: FxHashMap<u64, BlockId>, // by `key`
+    publications: Vec<Publication>,         // [num_blocks]
+    tokens: Vec<TokenId>,                   // [num_blocks, block_size]
     last_number: u64,
 }
 
@@ -106,10 +124,11 @@ pub(super) enum Published {
 }
 
 impl PrefixCache {
-    pub fn new(num_blocks: u32, block_size: u32, hash_mask: u64) -> Self {
-        let (num_blocks, block_size) = (num_blocks as usize, block_size as usize);
+    pub fn new(config: KvConfig, hash_mask: u64) -> Self {
+        let (num_blocks, block_size) = (config.num_blocks as usize, config.block_size as usize);
         PrefixCache {
             block_size,
+            groups: config.groups,
             hash_mask,
             block_of_hash: FxHashMap::default(),
             publications: vec![Publication::default(); num_blocks],
@@ -118,8 +137,12 @@ impl PrefixCache {
         }
     }
 
-    /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most `max_blocks`.
+    /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most `max_blocks` rows of them: in each row
+    /// a block of every group, or the null block where the token after the hit does not see it.
     pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
+        if self.groups != KvGroups::ONE {
+            return self.lookup_groups(chain, tokens, max_blocks, hit);
+        }
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
             let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { return };
@@ -128,43 +151,98 @@ impl PrefixCache {
         }
     }
 
+    /// The longest hit that every group can serve.
+    fn lookup_groups(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
+        let anchor = self.groups.anchor();
+        let mut named: Vec<(BlockId, u64)> = Vec::new(); // the anchor's block and its number, by row
+        let mut parent = ROOT;
+        for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
+            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { break };
+            parent = self.publications[block.idx()].number;
+            named.push((block, parent));
+        }
+        let find = |row: usize, group: u32| match group == anchor {
+            true => Some(named[row].0),
+            false => self.find_beside(chain.links[row].hash, group, named[row].1),
+        };
+        // A missing row shortens the hit to before it: a shorter hit sees no less of what came before.
+        let mut rows = named.len();
+        let mut group = 0;
+        while group < self.groups.num() {
+            let missing = (self.first_row(rows, group)..rows).rev().find(|row| find(*row, group).is_none());
+            (rows, group) = missing.map_or((rows, group + 1), |row| (row, 0));
+        }
+        for row in 0..rows {
+            for group in 0..self.groups.num() {
+                let is_seen = row >= self.first_row(rows, group);
+                hit.push(if is_seen { find(row, group).unwrap_or(BlockId::NULL) } else { BlockId::NULL });
+            }
+        }
+    }
+
+    /// The first row that the token after a hit of `rows` sees.
+    fn first_row(&self, rows: usize, group: u32) -> usize {
+        let position = (rows * self.block_size) as u32;
+        (super::lowest_seen(self.groups.window(group), position) as usize / self.block_size).min(rows)
+    }
+
     /// True when the publication that the chain knows for block `i` can still be found.
     pub fn is_findable(&self, chain: &PrefixChain, i: usize) -> bool {
         let link = chain.links[i];
-        let block = self.block_of_hash.get(&link.hash);
+        let block = self.block_of_hash.get(&key(link.hash, self.groups.anchor()));
         block.is_some_and(|block| self.publications[block.idx()].number == link.publication)
     }
 
-    /// Makes `block` findable as part `i` of the chain, unless its equal is there. The parts before it must be findable.
-    pub fn publish(&mut self, chain: &mut PrefixChain, tokens: &[TokenId], i: usize, block: BlockId) -> Published {
-        let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
+    /// Makes `block` findable as part `i` of the chain in this group, unless its equal is there. In the anchor's group, the
+    /// parts before it must be findable; in another, the anchor's part `i`.
+    pub fn publish(
+        &mut self,
+        chain: &mut PrefixChain,
+        tokens: &[TokenId],
+        i: usize,
+        group: u32,
+        block: BlockId,
+    ) -> Published {
+        let is_anchor = group == self.groups.anchor();
         let hash = chain.links[i].hash;
-        if let Some(equal) = self.find(hash, parent_number, chain.salt, self.part(tokens, i)) {
-            chain.links[i].publication = self.publications[equal.idx()].number;
+        let parent_number = match (is_anchor, i) {
+            (true, 0) => ROOT,
+            (true, i) => chain.links[i - 1].publication,
+            (false, i) => chain.links[i].publication,
+        };
+        if is_anchor {
+            if let Some(equal) = self.find(hash, parent_number, chain.salt, self.part(tokens, i)) {
+                chain.links[i].publication = self.publications[equal.idx()].number;
+                return Published::Duplicate;
+            }
+        } else if self.find_beside(hash, group, parent_number).is_some() {
             return Published::Duplicate;
         }
         self.last_number += 1;
-        chain.links[i].publication = self.last_number;
+        let number = self.last_number;
+        if is_anchor {
+            chain.links[i].publication = number;
+        }
         let parent_hash = chain.parent_hash(i);
         self.publications[block.idx()] =
-            Publication { number: self.last_number, parent_number, hash, parent_hash, salt: chain.salt };
+            Publication { number, parent_number, group, hash, parent_hash, salt: chain.salt };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
-        let replaced = self.block_of_hash.insert(hash, block).filter(|old| *old != block);
+        let replaced = self.block_of_hash.insert(key(hash, group), block).filter(|old| *old != block);
         Published::Now { hash, replaced }
     }
 
     /// The block can no longer be found; what it held stays known until its next publication.
     pub fn forget(&mut self, block: BlockId) {
-        let hash = self.publications[block.idx()].hash;
-        if self.block_of_hash.get(&hash) == Some(&block) {
-            self.block_of_hash.remove(&hash);
+        let key = self.publications[block.idx()].key();
+        if self.block_of_hash.get(&key) == Some(&block) {
+            self.block_of_hash.remove(&key);
         }
     }
 
     /// Undoes [`Self::forget`], before anything else was published.
     pub fn restore(&mut self, block: BlockId) {
-        self.block_of_hash.insert(self.publications[block.idx()].hash, block);
+        self.block_of_hash.insert(self.publications[block.idx()].key(), block);
     }
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
@@ -186,11 +264,14 @@ impl PrefixCache {
     /// Checks that a published block is found under its hash and that its hash follows from its parent's and its tokens.
     pub fn check(&self, block: BlockId) -> Result<(), String> {
         let publication = self.publications[block.idx()];
-        if self.block_of_hash.get(&publication.hash) != Some(&block) {
+        if self.block_of_hash.get(&publication.key()) != Some(&block) {
             return Err(format!("invariant 7: published block {block} is not found under its hash"));
         }
         if hash_block(publication.parent_hash, self.tokens_of(block), self.hash_mask) != publication.hash {
             return Err(format!("invariant 7: the hash of block {block} does not follow from its tokens"));
+        }
+        if publication.parent_number == ROOT && publication.group != self.groups.anchor() {
+            return Err(format!("invariant 7: block {block} of group {} names no prefix", publication.group));
         }
         if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.salt) {
             return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its salt"));
@@ -202,11 +283,20 @@ impl PrefixCache {
     }
 
     fn find(&self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<BlockId> {
-        let block = *self.block_of_hash.get(&hash)?;
+        let block = *self.block_of_hash.get(&key(hash, self.groups.anchor()))?;
         let publication = &self.publications[block.idx()];
-        let equal =
-            publication.parent_number == parent_number && publication.salt == salt && self.tokens_of(block) == tokens;
+        let equal = publication.parent_number == parent_number
+            && publication.group == self.groups.anchor()
+            && publication.salt == salt
+            && self.tokens_of(block) == tokens;
         equal.then_some(block)
+    }
+
+    /// The block of another group than the anchor that holds the tokens of the anchor's publication `named`.
+    fn find_beside(&self, hash: u64, group: u32, named: u64) -> Option<BlockId> {
+        let block = *self.block_of_hash.get(&key(hash, group))?;
+        let publication = &self.publications[block.idx()];
+        (publication.group == group && publication.parent_number == named).then_some(block)
     }
 
     fn part<'a>(&self, tokens: &'a [TokenId], i: usize) -> &'a [TokenId] {
@@ -218,12 +308,17 @@ impl PrefixCache {
 mod tests {
     use super::*;
 
+    fn cache(hash_mask: u64) -> PrefixCache {
+        let groups = KvGroups::ONE;
+        PrefixCache::new(KvConfig { num_blocks: 10, block_size: 2, groups, enable_prefix_cache: true }, hash_mask)
+    }
+
     /// Publishes `tokens` in blocks of 2 from block `first` on.
     fn publish(cache: &mut PrefixCache, salt: u64, tokens: &[TokenId], first: u32) -> PrefixChain {
         let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
         chain.extend(tokens);
         for i in 0..chain.len() {
-            cache.publish(&mut chain, tokens, i, BlockId(first + i as u32));
+            cache.publish(&mut chain, tokens, i, 0, BlockId(first + i as u32));
         }
         chain
     }
@@ -238,7 +333,7 @@ mod tests {
 
     #[test]
     fn the_longest_common_run_of_full_blocks_is_found() {
-        let mut cache = PrefixCache::new(10, 2, u64::MAX);
+        let mut cache = cache(u64::MAX);
         publish(&mut cache, 0, &[1, 2, 3, 4, 5, 6, 7], 1);
         assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6, 7]), [1, 2, 3]);
         assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 9, 6]), [1, 2]);
@@ -249,7 +344,7 @@ mod tests {
     #[test]
     fn colliding_hashes_are_told_apart_by_tokens_and_parents() {
         // Mask 0: every block has the same hash.
-        let mut cache = PrefixCache::new(10, 2, 0);
+        let mut cache = cache(0);
         publish(&mut cache, 0, &[1, 2], 1);
         assert_eq!(lookup(&cache, 0, &[1, 2]), [1]);
         assert_eq!(lookup(&cache, 0, &[3, 4]), [] as [u32; 0], "other tokens");
@@ -260,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_forgotten_parent_makes_its_children_unfindable_until_published_again() {
-        let mut cache = PrefixCache::new(10, 2, u64::MAX);
+        let mut cache = cache(u64::MAX);
         publish(&mut cache, 0, &[1, 2, 3, 4], 1);
         cache.forget(BlockId(1));
         assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4]), [] as [u32; 0]);

@@ -15,6 +15,7 @@ pub mod error;
 pub mod files;
 pub mod gguf;
 pub mod gguf_types;
+pub mod groups;
 pub mod hub;
 pub mod inspect;
 pub mod quant;

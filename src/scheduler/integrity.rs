@@ -124,7 +124,7 @@ impl Scheduler {
         if seq.num_pending > 0 && self.in_flight.is_none() {
             return Err(format!("request {id} awaits a token, but no step is in flight"));
         }
-        let is_idle = seq.slot.is_none() && seq.table.num_blocks() == 0 && seq.num_computed == 0;
+        let is_idle = seq.slot.is_none() && seq.table.num_rows() == 0 && seq.num_computed == 0;
         if seq.status == SeqStatus::Waiting && !is_idle || seq.status == SeqStatus::Running && seq.slot.is_none() {
             return Err(format!("request {id} is {:?}, but its slot and blocks say otherwise", seq.status));
         }

@@ -196,6 +196,7 @@ impl Scheduler {
         self.running.clear();
         self.waiting = live.iter().map(|(_, idx)| *idx).collect();
         let total = self.kv.num_usable();
+        let chunk = policy::chunk(u32::MAX, &self.config);
         for (id, idx) in live {
             let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
             seq.reset_progress();
@@ -203,9 +204,9 @@ impl Scheduler {
             seq.chain = self.kv.new_chain(seq.cache_salt);
             seq.chain.extend(&seq.tokens);
             if seq.stop.max_tokens.is_none() {
-                seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
+                seq.max_total = self.kv.capacity(seq.max_total, chunk);
             }
-            let needed = self.kv.blocks_for(seq.max_total.max(seq.num_tokens() + 1));
+            let needed = self.kv.blocks_needed(seq.max_total.max(seq.num_tokens() + 1), chunk);
             if needed > total {
                 self.end(idx, Err(RunError::NeverFits { needed, total }));
             }
@@ -270,13 +271,14 @@ impl Scheduler {
         if needed > limit {
             return Err(RunError::ContextExceeded { needed, max_model_len: limit });
         }
-        let (blocks, total) = (self.kv.blocks_for(needed), self.kv.num_usable());
+        let chunk = policy::chunk(u32::MAX, &self.config);
+        let (blocks, total) = (self.kv.blocks_needed(needed, chunk), self.kv.num_usable());
         if blocks > total {
             return Err(RunError::NeverFits { needed: blocks, total });
         }
         Ok(match new.stop.max_tokens {
             Some(_) => needed,
-            None => limit.min(total.saturating_mul(self.kv.block_size())),
+            None => self.kv.capacity(limit, chunk),
         })
     }
 

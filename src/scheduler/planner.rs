@@ -109,7 +109,7 @@ impl Scheduler {
     fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
         loop {
             let seq = self.seq(idx);
-            let needed = self.kv.blocks_for(seq.num_computed + num_tokens).saturating_sub(seq.table.num_blocks());
+            let needed = self.kv.blocks_to_reserve(&seq.table, seq.num_computed + num_tokens);
             let own = policy::claimed_blocks(seq, &self.kv, &self.config);
             let others = draft.claimed - own;
             if needed == 0 || needed + others <= self.kv.num_available() {

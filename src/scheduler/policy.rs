@@ -14,12 +14,17 @@ pub(super) fn is_protected(seq: &Sequence, config: &SchedulerConfig) -> bool {
 /// what its known tokens need.
 pub(super) fn promised_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    kv.blocks_for(tokens).saturating_sub(seq.table.num_blocks())
+    kv.blocks_needed(tokens, chunk(seq.num_remaining(), config)).saturating_sub(seq.table.num_blocks())
 }
 
 /// Blocks that nobody but this sequence may take.
 pub(super) fn claimed_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
     if is_protected(seq, config) { promised_blocks(seq, kv, config) } else { 0 }
+}
+
+/// The most of `remaining` tokens that one step computes.
+pub(super) fn chunk(remaining: u32, config: &SchedulerConfig) -> u32 {
+    remaining.min(config.long_prefill_cap).min(config.max_tokens_per_step)
 }
 
 /// The running sequence that gives way: the last to join that is not protected.
@@ -49,7 +54,8 @@ pub(super) fn may_join(
     config: &SchedulerConfig,
 ) -> Result<(), WaitReason> {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    let needed = kv.blocks_for(tokens).saturating_sub(hit.num_blocks);
+    let remaining = seq.num_tokens() - hit.num_blocks * kv.block_size();
+    let needed = kv.blocks_needed(tokens, chunk(remaining, config)).saturating_sub(hit.num_held);
     let available = room.available.saturating_sub(hit.num_idle + room.promised + room.watermark);
     if needed > available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
 }

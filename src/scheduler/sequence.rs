@@ -275,10 +275,11 @@ impl TokenCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{KvCache, KvConfig};
+    use crate::kv::{KvCache, KvConfig, KvGroups};
 
     fn sequence(stop: StopRules, sampling: SamplingParams) -> Sequence {
-        let kv = KvCache::new(KvConfig { num_blocks: 4, block_size: 4, enable_prefix_cache: true });
+        let kv =
+            KvCache::new(KvConfig { num_blocks: 4, block_size: 4, groups: KvGroups::ONE, enable_prefix_cache: true });
         let new = NewSequence {
             id: RequestId(1),
             prompt: vec![5, 6, 5],

@@ -2,7 +2,7 @@
 
 use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
-use crate::kv::KvConfig;
+use crate::kv::{KvConfig, KvGroups};
 use crate::protocol::{SamplingParams, StopRules};
 use crate::scheduler::{CheckLevel, NewSequence, SchedulerConfig};
 
@@ -53,7 +53,7 @@ impl World {
             check: CheckLevel::Full,
         };
         let mut world = World {
-            kv: KvConfig { num_blocks, block_size, enable_prefix_cache: rng.percent(80) },
+            kv: KvConfig { num_blocks, block_size, groups: KvGroups::ONE, enable_prefix_cache: rng.percent(80) },
             // A quarter of all worlds has hashes of few bits, so that contents collide all the time.
             hash_mask: if rng.percent(25) { (1 << rng.range(0, 4)) - 1 } else { u64::MAX },
             scheduler,

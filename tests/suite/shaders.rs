@@ -118,10 +118,13 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
     let product = || mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias);
     let logits = || mirror!(sample::Params: vocab stride);
     BTreeMap::from([
-        ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride)),
+        ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride group)),
         ("logprobs", logits()),
         ("penalties", logits()),
-        ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
+        (
+            "rope_kv_write",
+            mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps group),
+        ),
         ("sample", logits()),
         ("embed", mirror!(embed::Params: first_row num_rows stride)),
         ("matmul_f32", product()),
@@ -160,12 +163,15 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         ("fn num_rows() -> u32 { return step_meta[", header::NUM_ROWS),
         ("fn num_logits() -> u32 { return step_meta[", header::NUM_LOGITS),
         ("fn block_size() -> u32 { return step_meta[", header::BLOCK_SIZE),
+        ("fn num_groups() -> u32 { return step_meta[", header::NUM_GROUPS),
+        ("+ token * step_meta[", header::NUM_GROUPS),
+        ("+ row * step_meta[", header::NUM_GROUPS),
         ("fn token_id(token: u32) -> u32 { return step_meta[step_meta[", header::TOKEN_IDS),
         ("fn position(token: u32) -> u32 { return step_meta[step_meta[", header::POSITIONS),
-        ("fn kv_slot(token: u32) -> u32 { return step_meta[step_meta[", header::KV_SLOTS),
+        ("fn kv_slot(token: u32, group: u32) -> u32 { return step_meta[step_meta[", header::KV_SLOTS),
         ("fn row_of_token(token: u32) -> u32 { return step_meta[step_meta[", header::ROW_OF_TOKEN),
         ("fn row_start(row: u32) -> u32 { return step_meta[step_meta[", header::ROW_START),
-        ("fn block_table_start(row: u32) -> u32 { return step_meta[step_meta[", header::BLOCK_TABLE_START),
+        ("fn block_table_start(row: u32, group: u32) -> u32 { return step_meta[step_meta[", header::BLOCK_TABLE_START),
         ("fn block_table(idx: u32) -> u32 { return step_meta[step_meta[", header::BLOCK_TABLES),
         ("fn logit_token(logit: u32) -> u32 { return step_meta[step_meta[", header::LOGIT_TOKENS),
         ("fn sampling_word(logit: u32, word: u32) -> u32 { return step_meta[step_meta[", header::SAMPLING),

@@ -6,7 +6,7 @@ use kvasir::batch::{RowSampling, StepBatch};
 use kvasir::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, UnpagedRun};
 use kvasir::executor::{ExecError, Executor};
 use kvasir::ids::{RequestId, TokenId};
-use kvasir::kv::{BlockState, KvCache, KvConfig};
+use kvasir::kv::{BlockState, KvCache, KvConfig, KvGroups};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
     CheckLevel, Ended, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan, WaitReason,
@@ -86,7 +86,12 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
 }
 
 fn pool(num_usable: u32) -> KvCache {
-    KvCache::new(KvConfig { num_blocks: num_usable + 1, block_size: 4, enable_prefix_cache: true })
+    KvCache::new(KvConfig {
+        num_blocks: num_usable + 1,
+        block_size: 4,
+        groups: KvGroups::ONE,
+        enable_prefix_cache: true,
+    })
 }
 
 impl Engine {

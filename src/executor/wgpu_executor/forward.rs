@@ -20,6 +20,7 @@ use crate::kernels::sample::{self, Sample};
 use crate::kernels::swiglu::Swiglu;
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
+use crate::model::groups::LayerGroups;
 use crate::model::rope;
 use crate::model::spec::{ModelSpec, RopePairing};
 
@@ -86,6 +87,7 @@ struct Builder<'a> {
     gpu: &'a Gpu,
     class: Class,
     spec: &'a ModelSpec,
+    groups: &'a LayerGroups,
     cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
@@ -94,17 +96,18 @@ struct Builder<'a> {
 impl Forward {
     pub fn new(
         gpu: &Gpu,
-        spec: &ModelSpec,
+        (spec, groups): (&ModelSpec, &LayerGroups),
         cfg: &ExecutorConfig,
         weights: &ModelWeights,
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
-        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
+        let mut b = Builder { gpu, class, spec, groups, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
         let table = b.rope_table()?;
+        let pools = (0..groups.size).map(|buffer| b.pool(buffer)).collect::<Result<Vec<_>, _>>()?;
         let layers = (0..spec.num_layers as usize)
-            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table))
+            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table, &pools))
             .collect::<Result<_, _>>()?;
         let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
         b.finish(weights, &scratch, embed, layers)
@@ -236,14 +239,8 @@ impl Builder<'_> {
         Ok(buffer.whole())
     }
 
-    fn layer(
-        &mut self,
-        l: usize,
-        weights: &LayerWeights,
-        scratch: &Scratch,
-        table: &BufferSlice,
-    ) -> Result<Layer, LoadError> {
-        let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
+    /// Keys and values of the layers that share buffer `buffer`, one of each group.
+    fn pool(&self, buffer: u32) -> Result<(BufferSlice, BufferSlice), LoadError> {
         let kv = KvLayout {
             num_blocks: self.cfg.num_blocks,
             block_size: self.cfg.block_size,
@@ -251,8 +248,22 @@ impl Builder<'_> {
             head_dim: self.spec.head_dim,
             format: self.kv_format(),
         };
-        let k_cache = self.gpu.alloc(&format!("layer {l} keys"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
-        let v_cache = self.gpu.alloc(&format!("layer {l} values"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        let k_cache = self.gpu.alloc(&format!("keys {buffer}"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        let v_cache = self.gpu.alloc(&format!("values {buffer}"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        Ok((k_cache, v_cache))
+    }
+
+    fn layer(
+        &mut self,
+        l: usize,
+        weights: &LayerWeights,
+        scratch: &Scratch,
+        table: &BufferSlice,
+        pools: &[(BufferSlice, BufferSlice)],
+    ) -> Result<Layer, LoadError> {
+        let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
+        let place = self.groups.layers[l];
+        let (k_cache, v_cache) = &pools[place.buffer as usize];
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
@@ -260,8 +271,8 @@ impl Builder<'_> {
         Ok(Layer {
             attn_norm: self.norm(&weights.attn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
-            rope: self.rope(weights, scratch, table, (&k_cache, &v_cache))?,
-            attention: self.attention(l, scratch, (&k_cache, &v_cache))?,
+            rope: self.rope(weights, scratch, table, (k_cache, v_cache), place.group)?,
+            attention: self.attention(l, scratch, (k_cache, v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
             o: self.matmul(&weights.o, &scratch.attended, (&scratch.x, stride(hidden)), true)?,
             ffn_norm: self.norm(&weights.ffn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
@@ -342,12 +353,13 @@ impl Builder<'_> {
         scratch: &Scratch,
         table: &BufferSlice,
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
+        group: u32,
     ) -> Result<RopeKvWrite, LoadError> {
         let (shape, rms_eps) = (self.rope_shape(), self.spec.rms_eps);
         let gains = weights.qk_gains.as_ref().map(Buffer::whole);
         let (qkv, q) = (&scratch.qkv, &scratch.q);
         let buffers = rope_kv_write::Buffers { qkv, rope: table, gains: gains.as_ref(), q, k_cache, v_cache };
-        Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, rms_eps, &buffers)?)
+        Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, (rms_eps, group), &buffers)?)
     }
 
     fn attention(
@@ -357,10 +369,11 @@ impl Builder<'_> {
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<Attention, LoadError> {
         let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
+        let group = self.groups.layers[l].group;
         // Attention writes one form; i8 from f32 is a kernel of its own.
         let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
         let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, y };
-        Ok(Attention::new(&mut self.context(), "attention", &shape, window, &buffers)?)
+        Ok(Attention::new(&mut self.context(), "attention", &shape, (window, group), &buffers)?)
     }
 
     fn quantise_attended(&mut self, scratch: &Scratch) -> Result<Option<Quantise>, LoadError> {

@@ -19,6 +19,7 @@ use crate::kernels::kv_layout::padded_head_dim;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
+use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
 use forward::{Forward, StepShape};
 use weights::ModelWeights;
@@ -45,6 +46,7 @@ pub struct WgpuExecutor {
     gpu: Gpu,
     spec: ModelSpec,
     cfg: ExecutorConfig,
+    groups: LayerGroups,
     /// Held for the buffers that the bound kernels use.
     weights: ModelWeights,
     forward: Forward,
@@ -82,8 +84,10 @@ impl WgpuExecutor {
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
-        let meta = gpu.alloc("step metadata", meta_words(&spec, &cfg) * 4, BufferUse::Storage)?;
-        let forward = Forward::new(&gpu, &spec, &cfg, &weights, &meta)?;
+        let groups = LayerGroups::of(&spec, cfg.max_model_len);
+        let words = meta_words(&spec, &cfg, u64::from(groups.num_groups()));
+        let meta = gpu.alloc("step metadata", words * 4, BufferUse::Storage)?;
+        let forward = Forward::new(&gpu, (&spec, &groups), &cfg, &weights, &meta)?;
         if !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
@@ -97,6 +101,7 @@ impl WgpuExecutor {
             gpu,
             spec,
             cfg,
+            groups,
             weights,
             forward,
         };
@@ -137,6 +142,10 @@ impl WgpuExecutor {
         if batch.want == Want::Ids && batch.num_logits() > self.forward.max_logits as usize {
             let (n, limit) = (batch.num_logits(), self.forward.max_logits);
             return Err(ExecError::Rejected(format!("{n} rows to sample in a step, the limit is {limit}")));
+        }
+        if batch.num_groups() != self.groups.windows.len() {
+            let (n, groups) = (batch.num_groups(), self.groups.windows.len());
+            return Err(ExecError::Rejected(format!("tables of {n} layer groups, the model has {groups}")));
         }
         if batch.block_size != self.cfg.block_size {
             return Err(ExecError::Rejected(format!("block size {}, not {}", batch.block_size, self.cfg.block_size)));
@@ -270,18 +279,22 @@ impl Executor for WgpuExecutor {
     fn kv_bytes_per_block(&self) -> u64 {
         let bytes = if self.cfg.precise { 4 } else { 2 };
         let per_token = u64::from(self.spec.num_kv_heads) * u64::from(padded_head_dim(self.spec.head_dim)) * bytes * 2;
-        per_token * u64::from(self.spec.num_layers) * u64::from(self.cfg.block_size)
+        per_token * u64::from(self.groups.size) * u64::from(self.cfg.block_size)
+    }
+
+    fn windows(&self) -> Vec<Option<u32>> {
+        self.groups.windows.clone()
     }
 }
 
 /// Words that the largest step's metadata can take.
-fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
+fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64) -> u64 {
     let (tokens, rows) = (u64::from(cfg.max_tokens_per_step), u64::from(cfg.max_num_seqs));
     let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
     let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
     let most_biases = 1024;
-    let per_row = blocks + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
-    step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row
+    let per_row = groups * (blocks + 1) + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    step_meta::HEADER_WORDS as u64 + tokens * (4 + groups + step_meta::SAMPLING_WORDS as u64) + rows * per_row
 }
 
 fn exec_error(error: GpuError) -> ExecError {

@@ -95,7 +95,7 @@ fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, y: RowOu
     let k = rig.upload("k_cache", &world.layout.encode(&world.k));
     let v = rig.upload("v_cache", &world.layout.encode(&world.v));
     let buffers = Buffers { q: &q.whole(), k_cache: &k.whole(), v_cache: &v.whole(), y };
-    let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, window, &buffers));
+    let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, (window, 0), &buffers));
     let mut recording = Recording::new("attention");
     attention.record(&mut recording, world.batch.num_tokens() as u32, RowKinds::of(&world.batch.row_start));
     rig.replay(&recording);
@@ -269,7 +269,7 @@ fn zeroed_metadata_writes_nothing() {
         let v = rig.upload("v_cache", &world.layout.encode(&world.v));
         let y = out.whole();
         let buffers = Buffers { q: &q.whole(), k_cache: &k.whole(), v_cache: &v.whole(), y: RowOutput::F32(&y) };
-        let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", &shape, None, &buffers));
+        let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", &shape, (None, 0), &buffers));
         let mut recording = Recording::new("attention");
         attention.record(&mut recording, 2, RowKinds { single: true, several: true });
         rig.replay(&recording);

@@ -65,7 +65,7 @@ fn run(
         k_cache: &k.whole(),
         v_cache: &v.whole(),
     };
-    let kernel = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", shape, RMS_EPS, &buffers));
+    let kernel = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", shape, (RMS_EPS, 0), &buffers));
     let mut recording = Recording::new("rope");
     kernel.record(&mut recording, batch.num_tokens() as u32);
     rig.replay(&recording);
