@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(mixed.blocks_for(400, 9, 4), 100 + 5);
         for (window, chunk, size) in [(1, 1, 4), (6, 1, 4), (6, 9, 4), (4, 4, 4), (5, 8, 1), (7, 3, 8)] {
             let first = |computed: u32| lowest_seen(Some(window), computed) / size;
-            let most = (0..100).map(|computed| (computed + chunk).div_ceil(size) - first(computed)).max();
+            let most = (0..100u32).map(|computed| (computed + chunk).div_ceil(size) - first(computed)).max();
             assert_eq!(
                 most,
                 Some(KvGroups::new(&[Some(window)]).blocks_for(1000, chunk, size)),

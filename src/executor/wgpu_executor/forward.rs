@@ -4,6 +4,7 @@
 use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
+use super::kv_buffers::KvBuffers;
 use super::weights::{LayerWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention, RowKinds};
@@ -66,6 +67,7 @@ pub struct Forward {
     pub row_logprobs: Buffer,
     pub logits_stride: u32,
     pub max_logits: u32,
+    pub kv: KvBuffers,
 }
 
 /// Logits of one round are at most this many bytes (but always a row for each sequence).
@@ -105,12 +107,12 @@ impl Forward {
         let mut b = Builder { gpu, class, spec, groups, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
         let table = b.rope_table()?;
-        let pools = (0..groups.size).map(|buffer| b.pool(buffer)).collect::<Result<Vec<_>, _>>()?;
+        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), groups.size)?;
         let layers = (0..spec.num_layers as usize)
-            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table, &pools))
+            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table, &kv))
             .collect::<Result<_, _>>()?;
         let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
-        b.finish(weights, &scratch, embed, layers)
+        b.finish(weights, &scratch, embed, layers, kv)
     }
 
     /// Everything from token ids to logits and, if `samples`, to tokens.
@@ -203,10 +205,6 @@ impl Builder<'_> {
         })
     }
 
-    fn kv_format(&self) -> KvFormat {
-        if self.cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
-    }
-
     fn rope_shape(&self) -> rope_kv_write::Shape {
         rope_kv_write::Shape {
             num_heads: self.spec.num_heads,
@@ -215,7 +213,7 @@ impl Builder<'_> {
             rotary_dim: self.spec.rope.rotary_dim,
             interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
             qk_norm: self.spec.qk_norm,
-            kv: self.kv_format(),
+            kv: kv_format(self.cfg),
         }
     }
 
@@ -224,7 +222,7 @@ impl Builder<'_> {
             num_heads: self.spec.num_heads,
             num_kv_heads: self.spec.num_kv_heads,
             head_dim: self.spec.head_dim,
-            kv: self.kv_format(),
+            kv: kv_format(self.cfg),
         }
     }
 
@@ -239,31 +237,18 @@ impl Builder<'_> {
         Ok(buffer.whole())
     }
 
-    /// Keys and values of the layers that share buffer `buffer`, one of each group.
-    fn pool(&self, buffer: u32) -> Result<(BufferSlice, BufferSlice), LoadError> {
-        let kv = KvLayout {
-            num_blocks: self.cfg.num_blocks,
-            block_size: self.cfg.block_size,
-            num_kv_heads: self.spec.num_kv_heads,
-            head_dim: self.spec.head_dim,
-            format: self.kv_format(),
-        };
-        let k_cache = self.gpu.alloc(&format!("keys {buffer}"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
-        let v_cache = self.gpu.alloc(&format!("values {buffer}"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
-        Ok((k_cache, v_cache))
-    }
-
     fn layer(
         &mut self,
         l: usize,
         weights: &LayerWeights,
         scratch: &Scratch,
         table: &BufferSlice,
-        pools: &[(BufferSlice, BufferSlice)],
+        kv: &KvBuffers,
     ) -> Result<Layer, LoadError> {
         let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
         let place = self.groups.layers[l];
-        let (k_cache, v_cache) = &pools[place.buffer as usize];
+        let planes = &kv.layers[place.buffer as usize];
+        let (k_cache, v_cache) = (planes.k.whole(), planes.v.whole());
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
@@ -271,8 +256,8 @@ impl Builder<'_> {
         Ok(Layer {
             attn_norm: self.norm(&weights.attn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
-            rope: self.rope(weights, scratch, table, (k_cache, v_cache), place.group)?,
-            attention: self.attention(l, scratch, (k_cache, v_cache))?,
+            rope: self.rope(weights, scratch, table, (&k_cache, &v_cache), place.group)?,
+            attention: self.attention(l, scratch, (&k_cache, &v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
             o: self.matmul(&weights.o, &scratch.attended, (&scratch.x, stride(hidden)), true)?,
             ffn_norm: self.norm(&weights.ffn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
@@ -389,6 +374,7 @@ impl Builder<'_> {
         scratch: &Scratch,
         embed: Embed,
         layers: Vec<Layer>,
+        kv: KvBuffers,
     ) -> Result<Forward, LoadError> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
@@ -418,6 +404,22 @@ impl Builder<'_> {
             row_logprobs,
             logits_stride,
             max_logits,
+            kv,
         })
+    }
+}
+
+fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
+    if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
+}
+
+/// How each layer's cache lies.
+pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
+    KvLayout {
+        num_blocks: cfg.num_blocks,
+        block_size: cfg.block_size,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        format: kv_format(cfg),
     }
 }
