@@ -5,8 +5,8 @@
 //! one group and all groups draw from one pool. A model whose layers all see equally far is one group.
 //!
 //! Where the number of layers with one window is no multiple of the size, a group's last buffers are padding: bytes that
-//! each of its blocks has and nobody writes. The size is the largest that wastes at most an eighth ([`MAX_PADDING`]) and
-//! makes at most [`MAX_GROUPS`] groups: larger groups mean fewer tables.
+//! each of its blocks has and nobody writes. The size is the one that makes the fewest groups, and so the
+//! fewest tables, among those that waste at most an eighth ([`MAX_PADDING`]); at most [`MAX_GROUPS`] groups are made.
 
 use super::spec::ModelSpec;
 
@@ -91,12 +91,11 @@ fn group_size(counts: &[usize]) -> usize {
     let most = counts.iter().copied().max().unwrap_or(1);
     let num_groups = |size: usize| counts.iter().map(|count| count.div_ceil(size)).sum::<usize>();
     let padding = |size: usize| num_groups(size) * size - num_layers;
-    let allowed = (1..=most).filter(|size| num_groups(*size) <= MAX_GROUPS);
-    let (good, any): (Vec<usize>, Vec<usize>) =
-        allowed.partition(|size| padding(*size) * MAX_PADDING <= num_groups(*size) * size);
+    let allowed = || (1..=most).filter(|size| num_groups(*size) <= MAX_GROUPS);
+    let wastes_little = |size: &usize| padding(*size) * MAX_PADDING <= num_groups(*size) * *size;
+    let fewest = allowed().filter(wastes_little).min_by_key(|size| (num_groups(*size), padding(*size)));
     // Where many small groups are not allowed, the one that wastes least.
-    let least = any.into_iter().rev().min_by_key(|size| padding(*size));
-    good.into_iter().next_back().or(least).unwrap_or(most)
+    fewest.or_else(|| allowed().min_by_key(|size| padding(*size))).unwrap_or(most)
 }
 
 #[cfg(test)]
