@@ -3,6 +3,7 @@
 //! Guarantees: no arithmetic here overflows (it saturates), and the same numbers come out wherever it is called. It knows
 //! no adapter: the caller passes what its weights take as stored there. It does not attempt what drivers add on top.
 
+use crate::kv::KvGroups;
 use crate::model::dtype::DType;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::{ModelSpec, WeightRole};
@@ -77,22 +78,31 @@ pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> 
 /// Blocks for a pool of at most `kv_budget_bytes`, the null block included: never more than all sequences can fill at
 /// the longest context, never fewer than [`MIN_BLOCKS`].
 pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_bytes: u64) -> u32 {
-    let block_size = u64::from(config.block_size.max(1));
     let per_block = kv_bytes_per_block(spec, config).max(1);
-    let blocks_of_context = u64::from(config.max_model_len.min(spec.max_position)).div_ceil(block_size);
-    let useful = blocks_of_context.saturating_mul(config.max_num_seqs.into()).saturating_add(1);
+    let of_context = u64::from(blocks_of(spec, config, config.max_model_len.min(spec.max_position)));
+    let useful = of_context.saturating_mul(config.max_num_seqs.into()).saturating_add(1);
     let blocks = (kv_budget_bytes / per_block).min(useful);
     u32::try_from(blocks).unwrap_or(u32::MAX).max(MIN_BLOCKS)
 }
 
 /// Longest context that one request can use in a pool of `num_blocks` blocks.
-pub fn max_context(spec: &ModelSpec, num_blocks: u32, block_size: u32) -> u32 {
-    num_blocks.saturating_sub(1).saturating_mul(block_size).min(spec.max_position)
+pub fn max_context(spec: &ModelSpec, config: &MemoryConfig, num_blocks: u32) -> u32 {
+    let chunk = config.max_tokens_per_step;
+    groups(spec).tokens_in(num_blocks.saturating_sub(1), spec.max_position, chunk, config.block_size.max(1))
+}
+
+/// Blocks that a context of `len` tokens takes at most.
+pub fn blocks_of(spec: &ModelSpec, config: &MemoryConfig, len: u32) -> u32 {
+    groups(spec).blocks_for(len, config.max_tokens_per_step, config.block_size.max(1))
+}
+
+fn groups(spec: &ModelSpec) -> KvGroups {
+    KvGroups::new(&LayerGroups::of(spec).windows)
 }
 
 /// K and V of one block: over the layers of one group, all of them where the model has no windows.
 fn kv_bytes_per_block(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
-    let layers = LayerGroups::of(spec, config.max_model_len).size;
+    let layers = LayerGroups::of(spec).size;
     let elements = 2 * u64::from(layers) * u64::from(spec.num_kv_heads) * u64::from(spec.head_dim);
     elements.saturating_mul(config.kv_bytes_per_element.into()).saturating_mul(config.block_size.max(1).into())
 }
@@ -185,7 +195,7 @@ mod tests {
         assert_eq!(plan.kv_bytes_per_token, 2 * 30 * 3 * 64 * 2);
         assert_eq!(plan.kv_bytes, plan.kv_bytes_per_token * 16 * 129);
         assert_eq!(plan.total_bytes, plan.weights_bytes + plan.kv_bytes + plan.workspace_bytes);
-        assert_eq!(max_context(&spec(), 129, 16), 2048);
+        assert_eq!(max_context(&spec(), &config(KvSize::Blocks(129)), 129), 2048);
     }
 
     #[test]
@@ -200,6 +210,20 @@ mod tests {
     fn the_pool_stops_where_more_blocks_could_not_be_used() {
         assert_eq!(default_num_blocks(&spec(), &config(KvSize::Blocks(0)), u64::MAX), 8 * 512 + 1);
         assert_eq!(default_num_blocks(&spec(), &config(KvSize::Blocks(0)), 0), MIN_BLOCKS);
+    }
+
+    #[test]
+    fn windowed_layers_make_a_long_context_cheap() {
+        // 24 of 30 layers see 1,024 positions: 4 groups of them and one of the others, 6 layers each.
+        let windows = (0..30).map(|l| if l % 5 == 4 { None } else { Some(1024) }).collect();
+        let (full, mixed) = (spec(), ModelSpec { windows, ..spec() });
+        let config = config(KvSize::Blocks(1001));
+        assert_eq!(estimate(&mixed, 0, &config).kv_bytes * 5, estimate(&full, 0, &config).kv_bytes);
+        // A window and a step of 256 tokens lie in 81 blocks at most.
+        assert_eq!(blocks_of(&mixed, &config, 8192), 512 + 4 * 81);
+        assert_eq!(blocks_of(&full, &config, 8192), 512);
+        assert_eq!(max_context(&mixed, &config, 1 + 512 + 4 * 81), 8192);
+        assert!(max_context(&mixed, &config, 512 + 4 * 81) < 8192);
     }
 
     #[test]

@@ -420,6 +420,7 @@ impl EngineCore {
             t_us: self.now_us(),
             block_size: self.scheduler.kv().block_size(),
             kv_bytes_per_block: self.model.kv_bytes_per_block,
+            group_windows: self.scheduler.kv().config().groups.windows().collect(),
             kv: record::totals(self.scheduler.kv()),
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),

@@ -61,14 +61,14 @@ pub fn all_logits(
     plan: LogitsPlan,
     on_rows: &mut dyn FnMut(usize, usize, &[f32]),
 ) -> Result<u64, ExecError> {
-    let block_size = executor.block_size();
+    let (block_size, num_groups) = (executor.block_size(), executor.windows().len() as u32);
     let mut step = 0;
     let mut next_block = 1;
     let mut rows = Vec::new();
     for (prompt_idx, tokens) in prompts.iter().enumerate() {
         rows.push(Row { prompt_idx, tokens, first_block: next_block, num_computed: 0 });
         if plan.is_batched {
-            next_block += (tokens.len() as u32).div_ceil(block_size);
+            next_block += (tokens.len() as u32).div_ceil(block_size) * num_groups;
         } else {
             run_rows(executor, &mut rows, plan, &mut step, on_rows)?;
             rows.clear();
@@ -91,6 +91,7 @@ fn run_rows(
         batch.clear();
         batch.step = *step;
         batch.block_size = executor.block_size();
+        batch.num_groups = executor.windows().len() as u32;
         batch.want = Want::Logits;
         let mut budget = plan.max_rows(vocab);
         let mut spans = Vec::new();
@@ -133,12 +134,14 @@ fn start_arrays(batch: &mut StepBatch) {
 fn push_row(batch: &mut StepBatch, row_idx: usize, row: &Row<'_>, num_tokens: usize) {
     let batch_row = batch.slot_of_row.len() as u32;
     let end = row.num_computed + num_tokens;
+    let num_groups = batch.num_groups;
     for position in row.num_computed as u32..end as u32 {
-        let block = row.first_block + position / batch.block_size;
+        let first = row.first_block + position / batch.block_size * num_groups;
+        let slot = |block: u32| block * batch.block_size + position % batch.block_size;
+        batch.kv_slots.extend((first..first + num_groups).map(slot));
         batch.logit_tokens.push(batch.input_ids.len() as u32);
         batch.input_ids.push(row.tokens[position as usize]);
         batch.positions.push(position);
-        batch.kv_slots.push(block * batch.block_size + position % batch.block_size);
         batch.row_of_token.push(batch_row);
         batch.sampling.push(unsampled(position + 1));
         batch.penalty_start.push(0);
@@ -146,9 +149,11 @@ fn push_row(batch: &mut StepBatch, row_idx: usize, row: &Row<'_>, num_tokens: us
     }
     batch.row_start.push(batch.input_ids.len() as u32);
     batch.slot_of_row.push(row_idx as u32);
-    let num_blocks = (end as u32).div_ceil(batch.block_size);
-    batch.block_tables.extend(row.first_block..row.first_block + num_blocks);
-    batch.block_table_start.push(batch.block_tables.len() as u32);
+    let num_rows = (end as u32).div_ceil(batch.block_size);
+    for group in 0..num_groups {
+        batch.block_tables.extend((0..num_rows).map(|i| row.first_block + i * num_groups + group));
+        batch.block_table_start.push(batch.block_tables.len() as u32);
+    }
 }
 
 /// Neutral values: nothing is drawn when logits are wanted.

@@ -72,7 +72,8 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
             let fixed = least.weights_bytes.saturating_add(least.workspace_bytes);
             let default_kv = if machine.is_cpu { DEFAULT_KV_BYTES_CPU } else { DEFAULT_KV_BYTES_GPU };
             // A context that was asked for by name has to fit, whatever is usual.
-            let asked_kv = options.max_model_len.map_or(0, |len| kv_bytes_of(len, &least, options.block_size));
+            let asked_kv =
+                options.max_model_len.map_or(0, |len| kv_bytes_of(memory::blocks_of(spec, &config, len), &least));
             KvSize::Budget { total_bytes: fixed.saturating_add(default_kv.max(asked_kv)).min(limit) }
         }
     };
@@ -80,7 +81,7 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
     if memory.total_bytes > limit {
         return Err(too_large(&memory, machine.available_bytes.unwrap_or(limit)));
     }
-    let room = memory::max_context(spec, memory.num_blocks, options.block_size);
+    let room = memory::max_context(spec, &config, memory.num_blocks);
     if options.max_model_len.is_some_and(|asked| asked > room) {
         let fault = format!("a context of {wanted_len} tokens does not fit: the KV pool holds {room} tokens");
         return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)
@@ -90,9 +91,8 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
 }
 
 /// The pool that one full context needs, the null block included.
-fn kv_bytes_of(len: u32, plan: &memory::MemoryPlan, block_size: u32) -> u64 {
-    let blocks = u64::from(len.div_ceil(block_size)) + 1;
-    blocks.saturating_mul(u64::from(block_size)).saturating_mul(plan.kv_bytes_per_token)
+fn kv_bytes_of(blocks: u32, plan: &memory::MemoryPlan) -> u64 {
+    (u64::from(blocks) + 1).saturating_mul(plan.kv_bytes / u64::from(plan.num_blocks))
 }
 
 fn too_large(plan: &memory::MemoryPlan, available: u64) -> LoadFailure {

@@ -10,6 +10,7 @@ use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
 use crate::batch::{RowSampling, StepBatch, TokenPenalty, Want};
 use crate::ids::TokenId;
 use crate::protocol::TokenLogprobs;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// How much of the memory a logit row reads back.
@@ -71,9 +72,10 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct PagedFake {
     config: FakeConfig,
-    values: Vec<u32>,     // [num_blocks * block_size]
-    tokens: Vec<TokenId>, // [num_blocks * block_size], read by text mode only
-    written_in: Vec<u64>, // [num_blocks * block_size], launch that wrote the slot last
+    windows: Vec<Option<u32>>, // [num_groups]
+    values: Vec<u32>,          // [num_blocks * block_size]
+    tokens: Vec<TokenId>,      // [num_blocks * block_size], read by text mode only
+    written_in: Vec<u64>,      // [num_blocks * block_size], launch that wrote the slot last
     num_launches: u64,
     fault: Option<Fault>,
     in_flight: Option<(u64, Result<StepOutput, ExecError>)>,
@@ -85,6 +87,7 @@ impl PagedFake {
         let num_slots = config.num_blocks as usize * config.block_size as usize;
         let mut fake = PagedFake {
             config,
+            windows: vec![None],
             values: vec![0; num_slots],
             tokens: vec![0; num_slots],
             written_in: vec![0; num_slots],
@@ -94,6 +97,12 @@ impl PagedFake {
         };
         fake.scramble();
         fake
+    }
+
+    /// The same for a model whose layer groups see so far: a group keeps its own values through its own tables, and a
+    /// token depends on what each group sees of them.
+    pub fn with_windows(config: FakeConfig, windows: &[Option<u32>]) -> Self {
+        PagedFake { windows: windows.to_vec(), ..PagedFake::new(config) }
     }
 
     /// The next launch meets this fault.
@@ -117,7 +126,7 @@ impl PagedFake {
         };
         let mut logits = Vec::new();
         for l in 0..batch.num_logits() {
-            let token = self.draw(batch, l);
+            let token = self.draw(batch, l)?;
             if batch.want == Want::Logits {
                 push_logits(
                     &mut logits,
@@ -141,44 +150,64 @@ impl PagedFake {
     /// All rows write before any row attends, as on a GPU.
     fn write(&mut self, batch: &StepBatch) -> Result<(), ExecError> {
         for row in 0..batch.num_rows() {
-            let table = table_of(batch, row);
-            for t in batch.row_start[row] as usize..batch.row_start[row + 1] as usize {
-                let position = batch.positions[t];
-                let before = match position {
-                    0 => None,
-                    position => Some(self.values[self.slot(table, position - 1)]),
-                };
-                let slot = batch.kv_slot(t, 0) as usize;
-                if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
-                    return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
+            for group in 0..self.windows.len() {
+                let table = batch.table(row, group);
+                for t in batch.row_start[row] as usize..batch.row_start[row + 1] as usize {
+                    self.write_token(batch, table, group, t)?;
                 }
-                self.values[slot] = value(before, batch.input_ids[t], position);
-                self.tokens[slot] = batch.input_ids[t];
             }
         }
         Ok(())
     }
 
-    fn draw(&self, batch: &StepBatch, l: usize) -> TokenId {
-        let t = batch.logit_tokens[l] as usize;
-        let (table, position) = (table_of(batch, batch.row_of_token[t] as usize), batch.positions[t]);
-        let first = match self.config.attention {
-            Attention::Every => 0,
-            Attention::Last => position,
+    fn write_token(&mut self, batch: &StepBatch, table: &[u32], group: usize, t: usize) -> Result<(), ExecError> {
+        let position = batch.positions[t];
+        let sees_before = position > 0 && self.windows[group] != Some(1);
+        let before = match sees_before {
+            true => Some(self.values[self.slot(table, position - 1).ok_or_else(|| null_read(group, position - 1))?]),
+            false => None,
         };
-        let seen = (first..=position).fold(0, |seen, p| attend(seen, self.values[self.slot(table, p)]));
+        let slot = batch.kv_slot(t, group) as usize;
+        if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
+            return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
+        }
+        self.values[slot] = value(before, batch.input_ids[t], position, group);
+        self.tokens[slot] = batch.input_ids[t];
+        Ok(())
+    }
+
+    fn draw(&self, batch: &StepBatch, l: usize) -> Result<TokenId, ExecError> {
+        let t = batch.logit_tokens[l] as usize;
+        let (row, position) = (batch.row_of_token[t] as usize, batch.positions[t]);
+        let mut seen = 0;
+        for (group, window) in self.windows.iter().enumerate() {
+            let first = match self.config.attention {
+                Attention::Every => window.map_or(0, |window| (position + 1).saturating_sub(window)),
+                Attention::Last => position,
+            };
+            let table = batch.table(row, group);
+            let of_group = (first..=position).try_fold(0, |seen, p| -> Result<u64, ExecError> {
+                let slot = self.slot(table, p).ok_or_else(|| null_read(group, p))?;
+                Ok(attend(seen, self.values[slot]))
+            })?;
+            seen = if group == 0 { of_group } else { mix(seen, of_group) };
+        }
         let penalties = &batch.penalties[batch.penalty_start[l] as usize..batch.penalty_start[l + 1] as usize];
         let biases = &batch.biases[batch.bias_start[l] as usize..batch.bias_start[l + 1] as usize];
         let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
-        match self.config.reply {
+        Ok(match self.config.reply {
             Reply::Tokens => (hash % u64::from(self.config.vocab_size)) as TokenId,
-            Reply::Words(words) => words.next((0..=position).rev().map(|p| self.tokens[self.slot(table, p)]), hash),
-        }
+            Reply::Words(words) => {
+                let slots = (0..=position).rev().map_while(|p| self.slot(batch.table(row, 0), p));
+                words.next(slots.map(|slot| self.tokens[slot]), hash)
+            }
+        })
     }
 
-    fn slot(&self, table: &[u32], position: u32) -> usize {
+    /// `None` where the null block stands: whoever reads there reads what slid out of the window.
+    fn slot(&self, table: &[u32], position: u32) -> Option<usize> {
         let block = table[(position / self.config.block_size) as usize];
-        (block * self.config.block_size + position % self.config.block_size) as usize
+        (block != 0).then(|| (block * self.config.block_size + position % self.config.block_size) as usize)
     }
 
     fn scribble(&mut self, batch: &StepBatch) {
@@ -195,6 +224,9 @@ impl Executor for PagedFake {
         }
         if batch.block_size != self.config.block_size {
             return Err(ExecError::Rejected(format!("the batch has blocks of {} tokens", batch.block_size)));
+        }
+        if batch.num_groups() != self.windows.len() {
+            return Err(ExecError::Rejected(format!("the batch has tables of {} groups", batch.num_groups())));
         }
         batch.check(self.config.num_blocks, self.config.vocab_size).map_err(ExecError::Rejected)?;
         self.num_launches += 1;
@@ -246,23 +278,60 @@ impl Executor for PagedFake {
     fn kv_bytes_per_block(&self) -> u64 {
         self.config.kv_bytes_per_block
     }
+
+    fn windows(&self) -> Vec<Option<u32>> {
+        self.windows.clone()
+    }
 }
 
 /// The fake's arithmetic for one sequence without pages, batch or steps: what a request alone gets.
 /// Follows [`Reply::Tokens`] and [`Attention::Every`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct UnpagedRun {
-    last: Option<u32>,
-    seen: u64,
+    groups: Vec<GroupRun>,
     num_tokens: u32,
 }
 
+#[derive(Clone, Debug, Default)]
+struct GroupRun {
+    window: Option<u32>,
+    last: Option<u32>,
+    /// All values, folded: without a window.
+    seen: u64,
+    /// The values in the window.
+    recent: VecDeque<u32>,
+}
+
+impl Default for UnpagedRun {
+    /// A model without windows.
+    fn default() -> Self {
+        UnpagedRun::with_windows(&[None])
+    }
+}
+
 impl UnpagedRun {
+    /// A model whose layer groups see so far.
+    pub fn with_windows(windows: &[Option<u32>]) -> Self {
+        let group = |window: &Option<u32>| GroupRun { window: *window, ..GroupRun::default() };
+        UnpagedRun { groups: windows.iter().map(group).collect(), num_tokens: 0 }
+    }
+
     /// The next input token.
     pub fn push(&mut self, token: TokenId) {
-        let value = value(self.last, token, self.num_tokens);
-        self.last = Some(value);
-        self.seen = attend(self.seen, value);
+        for (g, group) in self.groups.iter_mut().enumerate() {
+            let before = group.last.filter(|_| group.window != Some(1));
+            let value = value(before, token, self.num_tokens, g);
+            group.last = Some(value);
+            match group.window {
+                None => group.seen = attend(group.seen, value),
+                Some(window) => {
+                    group.recent.push_back(value);
+                    if group.recent.len() > window as usize {
+                        group.recent.pop_front();
+                    }
+                }
+            }
+        }
         self.num_tokens += 1;
     }
 
@@ -275,7 +344,12 @@ impl UnpagedRun {
         vocab_size: u32,
     ) -> TokenId {
         let sampling = RowSampling { position: self.num_tokens, ..sampling };
-        (draw_hash(self.seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
+        let of_group = |group: &GroupRun| match group.window {
+            None => group.seen,
+            Some(_) => group.recent.iter().fold(0, |seen, value| attend(seen, *value)),
+        };
+        let seen = self.groups.iter().map(of_group).reduce(mix).unwrap_or(0);
+        (draw_hash(seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
     }
 }
 
@@ -307,14 +381,14 @@ impl Words {
     }
 }
 
-fn table_of(batch: &StepBatch, row: usize) -> &[u32] {
-    batch.table(row, 0)
+fn null_read(group: usize, position: u32) -> ExecError {
+    ExecError::Rejected(format!("group {group} reads position {position} through the null block"))
 }
 
 /// What is stored at `position`.
-fn value(before: Option<u32>, token: TokenId, position: u32) -> u32 {
+fn value(before: Option<u32>, token: TokenId, position: u32, group: usize) -> u32 {
     let before = before.map_or(0, |v| u64::from(v) + 1);
-    mix(before << 32 | u64::from(token), u64::from(position)) as u32
+    mix(before << 32 | u64::from(token), u64::from(position) | (group as u64) << 32) as u32
 }
 
 /// Order matters: two values swapped give another result.
@@ -420,6 +494,34 @@ mod tests {
         off_by_one.kv_slots[0] += 1;
         assert_ne!(step(&mut fake, &off_by_one).tokens, [alone(&tokens)]);
         assert_eq!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 6, 3])).tokens, [alone(&tokens)]);
+    }
+
+    #[test]
+    fn a_windowed_group_sees_its_window_and_nothing_through_the_null_block() {
+        let windows = [None, Some(3)];
+        let tokens = [4, 8, 15, 16, 23];
+        let mut alone = UnpagedRun::with_windows(&windows);
+        tokens.iter().for_each(|t| alone.push(*t));
+        let expected = alone.draw(RowSampling::new(&SamplingParams::greedy(), 0), &[], &[], CONFIG.vocab_size);
+        let batch = |tokens: &[TokenId], first_position: u32, blocks: &[u32]| {
+            let mut batch = StepBatch::default();
+            batch.begin(1, CONFIG.block_size);
+            batch.num_groups = 2;
+            let blocks: Vec<BlockId> = blocks.iter().map(|b| BlockId(*b)).collect();
+            let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
+            let logits = RowLogits::Last(LogitRow { sampling, counts: &[], biases: &[] });
+            batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
+            batch
+        };
+        let mut fake = PagedFake::with_windows(CONFIG, &windows);
+        // Rows of two groups: position 4 sees positions 2 to 4 of the second.
+        step(&mut fake, &batch(&tokens[..4], 0, &[2, 5, 6, 1]));
+        assert_eq!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 0, 6, 1, 3, 7])).tokens, [expected]);
+        assert_ne!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 0, 6, 5, 3, 7])).tokens, [expected], "a stale block");
+        for blocks in [[2, 0, 6, 0, 3, 7], [0, 0, 6, 1, 3, 7]] {
+            let handle = fake.launch(&batch(&tokens[4..], 4, &blocks)).expect("launched");
+            assert!(matches!(fake.wait(handle), Err(ExecError::Rejected(text)) if text.contains("null block")));
+        }
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl ReferenceExecutor {
         let spec = model.spec().clone();
         let pool = (cfg.num_blocks * cfg.block_size * spec.num_kv_heads * spec.head_dim) as usize;
         let layers = (0..spec.num_layers).map(|l| load_layer(model, l)).collect::<Result<_, _>>()?;
-        let groups = LayerGroups::new(&spec.windows);
+        let groups = LayerGroups::of(&spec);
         let pools = (0..groups.size).map(|_| Pool { k: vec![0.0; pool], v: vec![0.0; pool] }).collect();
         let (cos, sin) = rope::cos_sin_table(&spec.rope, spec.max_position);
         Ok(ReferenceExecutor {

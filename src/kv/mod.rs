@@ -205,6 +205,7 @@ impl KvCache {
     /// The step ran: what was reserved is active.
     pub fn commit(&mut self) {
         self.pool.commit();
+        self.prefix.commit();
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -212,6 +213,7 @@ impl KvCache {
     pub fn undo(&mut self) {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
+        prefix.undo();
         self.events.truncate(self.events_before_step);
     }
 
@@ -270,7 +272,7 @@ impl KvCache {
         for _ in 0..needed {
             let (block, state) = self.pool.next_victim().expect("counted above");
             if state == BlockState::CachedIdle {
-                self.prefix.forget(block);
+                self.prefix.evict(block);
                 self.events.push(BlockEvent::Evict { block });
             }
             self.pool.allocate().expect("counted above");
@@ -308,11 +310,12 @@ impl KvCache {
         table.0
     }
 
-    /// Takes back the blocks that no token from `position` on sees. Published ones stay findable.
-    pub fn slide(&mut self, table: &mut BlockTable, position: u32) {
+    /// Takes back the blocks that no token from `position` on sees, and says how many. Published ones stay findable.
+    pub fn slide(&mut self, table: &mut BlockTable, position: u32) -> u32 {
         if !self.config.groups.has_windows() {
-            return;
+            return 0;
         }
+        let num_before = table.num_blocks();
         for group in 0..self.config.groups.num() {
             let lowest = lowest_seen(self.config.groups.window(group), position) / self.config.block_size;
             for _ in table.null_rows(group)..lowest.min(table.num_rows()) {
@@ -320,6 +323,7 @@ impl KvCache {
                 self.unhold(block, table.owner());
             }
         }
+        num_before - table.num_blocks()
     }
 
     /// A committed step wrote positions `from..to`.

@@ -5,11 +5,14 @@
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
 //! With layer groups the blocks of one group, the anchor, name prefixes; a block of another group names the anchor's
 //! publication of the same tokens, so it is found exactly when that is.
+//! Where even the anchor forgets (all layers have windows), the names of evicted blocks are remembered for a while, so that
+//! a prefix is found whose last blocks are there though its first are gone.
 //! It does not attempt partial blocks.
 
 use super::{KvConfig, KvGroups};
 use crate::ids::{BlockId, TokenId};
 use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The number that stands for "no parent": the block holds the first tokens.
@@ -112,6 +115,30 @@ pub(super) struct PrefixCache {
     publications: Vec<Publication>,         // [num_blocks]
     tokens: Vec<TokenId>,                   // [num_blocks, block_size]
     last_number: u64,
+    names: Names,
+}
+
+/// What an evicted block of the anchor held.
+#[derive(Debug)]
+struct Name {
+    number: u64,
+    parent_number: u64,
+    salt: u64,
+    tokens: Box<[TokenId]>, // [block_size]
+}
+
+/// Names at most: with blocks of 16 tokens, those of two million tokens.
+const MAX_NAMES: usize = 1 << 17;
+
+/// Names of evicted blocks, the latest under each hash.
+#[derive(Debug)]
+struct Names {
+    limit: usize,
+    of_hash: FxHashMap<u64, Name>,
+    /// Hash and number in order of eviction; a name that was replaced or taken is still listed.
+    order: VecDeque<(u64, u64)>,
+    /// Evicted by the open step: block and number.
+    pending: Vec<(BlockId, u64)>,
 }
 
 /// What publishing a block came to.
@@ -134,6 +161,12 @@ impl PrefixCache {
             publications: vec![Publication::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
             last_number: ROOT,
+            names: Names {
+                limit: MAX_NAMES,
+                of_hash: FxHashMap::default(),
+                order: VecDeque::new(),
+                pending: Vec::new(),
+            },
         }
     }
 
@@ -154,15 +187,20 @@ impl PrefixCache {
     /// The longest hit that every group can serve.
     fn lookup_groups(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
         let anchor = self.groups.anchor();
-        let mut named: Vec<(BlockId, u64)> = Vec::new(); // the anchor's block and its number, by row
+        let mut named: Vec<(Option<BlockId>, u64)> = Vec::new(); // the anchor's block and its number, by row
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { break };
-            parent = self.publications[block.idx()].number;
-            named.push((block, parent));
+            let block = self.find(link.hash, parent, chain.salt, self.part(tokens, i));
+            let number = match block {
+                Some(block) => Some(self.publications[block.idx()].number),
+                None => self.names.find(link.hash, parent, chain.salt, self.part(tokens, i)),
+            };
+            let Some(number) = number else { break };
+            parent = number;
+            named.push((block, number));
         }
         let find = |row: usize, group: u32| match group == anchor {
-            true => Some(named[row].0),
+            true => named[row].0,
             false => self.find_beside(chain.links[row].hash, group, named[row].1),
         };
         // A missing row shortens the hit to before it: a shorter hit sees no less of what came before.
@@ -186,11 +224,15 @@ impl PrefixCache {
         (super::lowest_seen(self.groups.window(group), position) as usize / self.block_size).min(rows)
     }
 
-    /// True when the publication that the chain knows for block `i` can still be found.
+    /// True when the publication that the chain knows for block `i` can still be found, or its name is known.
     pub fn is_findable(&self, chain: &PrefixChain, i: usize) -> bool {
         let link = chain.links[i];
         let block = self.block_of_hash.get(&key(link.hash, self.groups.anchor()));
-        block.is_some_and(|block| self.publications[block.idx()].number == link.publication)
+        let number = match block {
+            Some(block) => Some(self.publications[block.idx()].number),
+            None => self.names.of_hash.get(&link.hash).map(|name| name.number),
+        };
+        number == Some(link.publication)
     }
 
     /// Makes `block` findable as part `i` of the chain in this group, unless its equal is there. In the anchor's group, the
@@ -218,8 +260,11 @@ impl PrefixCache {
         } else if self.find_beside(hash, group, parent_number).is_some() {
             return Published::Duplicate;
         }
-        self.last_number += 1;
-        let number = self.last_number;
+        // A block that comes back keeps its name, so that what followed it is found again.
+        let known =
+            if is_anchor { self.names.take(hash, parent_number, chain.salt, self.part(tokens, i)) } else { None };
+        let number = known.unwrap_or(self.last_number + 1);
+        self.last_number = self.last_number.max(number);
         if is_anchor {
             chain.links[i].publication = number;
         }
@@ -238,6 +283,33 @@ impl PrefixCache {
         if self.block_of_hash.get(&key) == Some(&block) {
             self.block_of_hash.remove(&key);
         }
+    }
+
+    /// Forgets a block that the open step takes. When the step commits its name is kept, where names are needed.
+    pub fn evict(&mut self, block: BlockId) {
+        self.forget(block);
+        let publication = self.publications[block.idx()];
+        let anchor = self.groups.anchor();
+        if publication.group == anchor && self.groups.window(anchor).is_some() {
+            self.names.pending.push((block, publication.number));
+        }
+    }
+
+    /// The open step is over: what it evicted is gone for good.
+    pub fn commit(&mut self) {
+        for (block, number) in std::mem::take(&mut self.names.pending) {
+            let publication = self.publications[block.idx()];
+            if publication.number == number {
+                let Publication { hash, parent_number, salt, .. } = publication;
+                let tokens = self.tokens_of(block).into();
+                self.names.insert(hash, Name { number, parent_number, salt, tokens });
+            }
+        }
+    }
+
+    /// The open step never was.
+    pub fn undo(&mut self) {
+        self.names.pending.clear();
     }
 
     /// Undoes [`Self::forget`], before anything else was published.
@@ -304,6 +376,31 @@ impl PrefixCache {
     }
 }
 
+impl Names {
+    fn find(&self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<u64> {
+        let name = self.of_hash.get(&hash)?;
+        let equal = name.parent_number == parent_number && name.salt == salt && *name.tokens == *tokens;
+        equal.then_some(name.number)
+    }
+
+    fn take(&mut self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<u64> {
+        let number = self.find(hash, parent_number, salt, tokens)?;
+        self.of_hash.remove(&hash);
+        Some(number)
+    }
+
+    fn insert(&mut self, hash: u64, name: Name) {
+        self.order.push_back((hash, name.number));
+        self.of_hash.insert(hash, name);
+        while self.order.len() > self.limit {
+            let Some((hash, number)) = self.order.pop_front() else { return };
+            if self.of_hash.get(&hash).is_some_and(|name| name.number == number) {
+                self.of_hash.remove(&hash);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,5 +458,85 @@ mod tests {
         assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4]), [] as [u32; 0]);
         publish(&mut cache, 0, &[1, 2, 3, 4], 5);
         assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4]), [5, 6]);
+    }
+
+    /// Publishes rows of 2 tokens in every group, row i in blocks `first + i * num_groups..`.
+    fn publish_groups(cache: &mut PrefixCache, tokens: &[TokenId], first: u32) -> PrefixChain {
+        let mut chain = PrefixChain::new(0, 2, cache.hash_mask);
+        chain.extend(tokens);
+        let groups = cache.groups.num();
+        for row in 0..chain.len() {
+            for group in 0..groups {
+                cache.publish(&mut chain, tokens, row, group, BlockId(first + row as u32 * groups + group));
+            }
+        }
+        chain
+    }
+
+    fn cache_of(windows: &[Option<u32>], hash_mask: u64) -> PrefixCache {
+        let groups = KvGroups::new(windows);
+        PrefixCache::new(KvConfig { num_blocks: 20, block_size: 2, groups, enable_prefix_cache: true }, hash_mask)
+    }
+
+    #[test]
+    fn a_windowed_group_needs_the_blocks_that_the_next_token_sees() {
+        for mask in [u64::MAX, 0] {
+            let mut cache = cache_of(&[None, Some(3)], mask);
+            if mask == 0 {
+                // All hashes collide: only the last row can be found, so there is but one.
+                publish_groups(&mut cache, &[1, 2], 1);
+                assert_eq!(lookup(&cache, 0, &[1, 2]), [1, 2]);
+                assert_eq!(lookup(&cache, 0, &[3, 2]), [] as [u32; 0]);
+                continue;
+            }
+            publish_groups(&mut cache, &[1, 2, 3, 4, 5, 6], 1);
+            // Position 6 sees 4 to 6, position 4 sees 2 to 4.
+            assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]), [1, 0, 3, 0, 5, 6]);
+            cache.forget(BlockId(2));
+            cache.forget(BlockId(6));
+            assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]), [1, 0, 3, 4], "the longest that both groups can serve");
+            cache.forget(BlockId(4));
+            assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]), [] as [u32; 0]);
+            publish_groups(&mut cache, &[1, 2, 3, 4], 11);
+            assert_eq!(
+                lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]),
+                [1, 0, 3, 14],
+                "equals of what is there are not published"
+            );
+        }
+    }
+
+    #[test]
+    fn where_all_layers_have_windows_names_outlive_blocks() {
+        let mut cache = cache_of(&[Some(2)], u64::MAX);
+        let tokens = [1, 2, 3, 4, 5, 6];
+        publish_groups(&mut cache, &tokens, 1);
+        assert_eq!(lookup(&cache, 0, &tokens), [0, 0, 3]);
+        cache.evict(BlockId(1));
+        cache.undo();
+        cache.restore(BlockId(1));
+        assert!(cache.names.of_hash.is_empty(), "the step never was");
+        cache.evict(BlockId(1));
+        cache.commit();
+        assert_eq!(lookup(&cache, 0, &tokens), [0, 0, 3], "its first block is gone, its name is known");
+        assert_eq!(lookup(&cache, 0, &[9, 2, 3, 4, 5, 6]), [] as [u32; 0], "the tokens of what is gone still count");
+        cache.names.limit = 1;
+        cache.evict(BlockId(2));
+        cache.commit();
+        assert_eq!(lookup(&cache, 0, &tokens), [] as [u32; 0], "the oldest name was given up");
+        publish_groups(&mut cache, &tokens[..2], 7);
+        assert_eq!(lookup(&cache, 0, &tokens), [7], "under a new name");
+    }
+
+    #[test]
+    fn a_block_that_comes_back_keeps_its_name() {
+        let mut cache = cache_of(&[Some(2)], u64::MAX);
+        let tokens = [1, 2, 3, 4, 5, 6];
+        publish_groups(&mut cache, &tokens, 1);
+        cache.evict(BlockId(1));
+        cache.commit();
+        publish_groups(&mut cache, &tokens[..2], 7);
+        assert_eq!(lookup(&cache, 0, &tokens), [0, 0, 3]);
+        assert!(cache.names.of_hash.is_empty());
     }
 }

@@ -34,9 +34,10 @@ pub struct LayerPlace {
 }
 
 impl LayerGroups {
-    /// Groups of a model used with contexts of at most `max_len` positions: a window that holds them all is none.
-    pub fn of(spec: &ModelSpec, max_len: u32) -> LayerGroups {
-        let windows: Vec<_> = spec.windows.iter().map(|window| window.filter(|window| *window < max_len)).collect();
+    /// Groups of a model. A window that holds its longest context is none.
+    pub fn of(spec: &ModelSpec) -> LayerGroups {
+        let keeps = |window: &u32| *window < spec.max_position;
+        let windows: Vec<_> = spec.windows.iter().map(|window| window.filter(keeps)).collect();
         LayerGroups::new(&windows)
     }
 

@@ -113,7 +113,7 @@ impl Scheduler {
             return result;
         }
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
-        self.kv.slide(&mut seq.table, to);
+        self.totals.slid_blocks += u64::from(self.kv.slide(&mut seq.table, to));
         if let Some((token, _)) = sampled {
             result.token = Some(token);
             result.finish = seq.append(token);

@@ -1,6 +1,6 @@
 //! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
 
-use super::policy::{claimed_blocks, is_protected};
+use super::policy::{self, claimed_blocks, is_protected};
 use super::{CheckLevel, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
 
@@ -127,6 +127,11 @@ impl Scheduler {
         let is_idle = seq.slot.is_none() && seq.table.num_rows() == 0 && seq.num_computed == 0;
         if seq.status == SeqStatus::Waiting && !is_idle || seq.status == SeqStatus::Running && seq.slot.is_none() {
             return Err(format!("request {id} is {:?}, but its slot and blocks say otherwise", seq.status));
+        }
+        let most = self.kv.blocks_needed(seq.table.slots(), policy::chunk(u32::MAX, &self.config));
+        if seq.table.num_blocks() > most {
+            let held = seq.table.num_blocks();
+            return Err(format!("invariant 5: request {id} holds {held} blocks, its windows allow {most}"));
         }
         if seq.preemptions > self.config.max_preemptions {
             let times = seq.preemptions;

@@ -76,6 +76,8 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Blocks of windowed layers given back because no later token sees them.
+    pub slid_blocks: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.

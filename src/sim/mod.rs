@@ -51,6 +51,10 @@ pub struct WorldStats {
     pub abandoned_steps: u64,
     pub restarts: u64,
     pub protected: u64,
+    /// Blocks that slid out of a window.
+    pub slid_blocks: u64,
+    /// Admissions whose prefix hit left out blocks that slid out.
+    pub windowed_hits: u64,
 }
 
 /// A world that broke a rule; its seed replays it.
@@ -114,6 +118,8 @@ impl AddAssign for WorldStats {
             abandoned_steps,
             restarts,
             protected,
+            slid_blocks,
+            windowed_hits,
         } = other;
         self.steps += steps;
         self.tokens += tokens;
@@ -134,5 +140,7 @@ impl AddAssign for WorldStats {
         self.abandoned_steps += abandoned_steps;
         self.restarts += restarts;
         self.protected += protected;
+        self.slid_blocks += slid_blocks;
+        self.windowed_hits += windowed_hits;
     }
 }

@@ -17,16 +17,26 @@ pub(super) struct Expected {
 pub(super) fn is_impossible(world: &World, new: &NewSequence) -> bool {
     let prompt = new.prompt.len() as u32;
     let total = prompt + new.stop.max_tokens.unwrap_or(1);
-    let capacity = (world.kv.num_blocks - 1) * world.kv.block_size;
-    prompt == 0 || new.stop.max_tokens == Some(0) || total > world.scheduler.max_model_len || total > capacity
+    prompt == 0 || new.stop.max_tokens == Some(0) || total > world.scheduler.max_model_len || !fits(world, total)
+}
+
+/// True when the pool holds a sequence of so many tokens.
+fn fits(world: &World, total: u32) -> bool {
+    let (size, rows) = (world.kv.block_size, total.div_ceil(world.kv.block_size));
+    let chunk = world.scheduler.long_prefill_cap.min(world.scheduler.max_tokens_per_step);
+    let of_group = |window: Option<u32>| {
+        // Wherever the first position that a step sees lies in its block.
+        let rows_of = |window: u32| (0..size).map(|at| (at + window - 1 + chunk).div_ceil(size)).max().unwrap_or(0);
+        window.map_or(rows, |window| rows.min(rows_of(window)))
+    };
+    world.kv.groups.windows().map(of_group).sum::<u32>() < world.kv.num_blocks
 }
 
 /// Runs the request alone.
 pub(super) fn alone(world: &World, new: &NewSequence) -> Expected {
-    let capacity = (world.kv.num_blocks - 1) * world.kv.block_size;
-    let context = world.scheduler.max_model_len.min(capacity) as usize;
+    let context = (1..=world.scheduler.max_model_len).rev().find(|total| fits(world, *total)).unwrap_or(0) as usize;
     let sampling = RowSampling::new(&new.sampling, new.seed);
-    let mut run = UnpagedRun::default();
+    let mut run = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
     new.prompt.iter().for_each(|token| run.push(*token));
     let mut output: Vec<TokenId> = Vec::new();
     loop {

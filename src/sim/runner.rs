@@ -8,7 +8,7 @@ use super::world::{StopString, World};
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply};
 use crate::executor::{ExecError, Executor};
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
 use crate::scheduler::{Ended, PlanInputs, Scheduler, StepPlan};
@@ -57,15 +57,7 @@ struct Run {
 
 impl Run {
     fn new(world: World, rng: Rng) -> Self {
-        let executor = PagedFake::new(FakeConfig {
-            num_blocks: world.kv.num_blocks,
-            block_size: world.kv.block_size,
-            vocab_size: world.vocab_size,
-            attention: Attention::Every,
-            reply: Reply::Tokens,
-            step_delay: Duration::ZERO,
-            kv_bytes_per_block: 0,
-        });
+        let executor = PagedFake::with_windows(fake_config(&world), &world.kv.groups.windows().collect::<Vec<_>>());
         let kv = KvCache::with_hash_mask(world.kv, world.hash_mask);
         Run {
             scheduler: Scheduler::new(world.scheduler, kv),
@@ -240,6 +232,10 @@ impl Run {
         let is_protected = |p: &&crate::scheduler::Admission| {
             limit > 0 && self.scheduler.get(p.request).is_some_and(|seq| seq.preemptions() == limit)
         };
+        let has_holes = |p: &&crate::scheduler::Admission| {
+            self.scheduler.get(p.request).is_some_and(|seq| seq.table().ids().first() == Some(&BlockId::NULL))
+        };
+        self.stats.windowed_hits += plan.admitted.iter().filter(has_holes).count() as u64;
         self.stats.protected += plan.admitted.iter().filter(is_protected).count() as u64;
     }
 
@@ -288,6 +284,7 @@ impl Run {
     /// Invariant 18, and every client was told of its end.
     fn check_end(&mut self) -> Result<(), String> {
         self.collect_totals();
+        self.stats.slid_blocks = self.scheduler.totals().slid_blocks;
         self.stats.recomputed_tokens = self.scheduler.totals().recomputed_tokens;
         let counts = self.scheduler.kv().counts();
         if counts.free + counts.cached_idle != counts.total {
@@ -300,6 +297,18 @@ impl Run {
             return Err("more requests failed than faults were injected".into());
         }
         Ok(())
+    }
+}
+
+fn fake_config(world: &World) -> FakeConfig {
+    FakeConfig {
+        num_blocks: world.kv.num_blocks,
+        block_size: world.kv.block_size,
+        vocab_size: world.vocab_size,
+        attention: Attention::Every,
+        reply: Reply::Tokens,
+        step_delay: Duration::ZERO,
+        kv_bytes_per_block: 0,
     }
 }
 

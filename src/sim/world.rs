@@ -40,11 +40,14 @@ impl World {
     pub fn new(rng: &mut Rng) -> World {
         let block_size = if rng.percent(60) { 4 } else { rng.range(1, 8) };
         let num_blocks = if rng.percent(60) { rng.range(6, 14) } else { rng.range(6, 40) };
-        let capacity = (num_blocks - 1) * block_size;
+        let groups = groups(rng, block_size);
+        let num_blocks = 1 + (num_blocks - 1) * groups.num();
         let max_num_seqs = rng.range(1, 8);
+        let max_tokens_per_step = max_num_seqs + rng.range(0, 24);
+        let capacity = groups.tokens_in(num_blocks - 1, 200, max_tokens_per_step, block_size).max(8);
         let scheduler = SchedulerConfig {
             max_num_seqs,
-            max_tokens_per_step: max_num_seqs + rng.range(0, 24),
+            max_tokens_per_step,
             max_model_len: if rng.percent(70) { capacity + rng.range(0, 8) } else { rng.range(12, capacity + 8) },
             max_waiting: if rng.percent(10) { 3 } else { 1000 },
             long_prefill_cap: if rng.percent(50) { 1000 } else { rng.range(1, 9) },
@@ -53,7 +56,7 @@ impl World {
             check: CheckLevel::Full,
         };
         let mut world = World {
-            kv: KvConfig { num_blocks, block_size, groups: KvGroups::ONE, enable_prefix_cache: rng.percent(80) },
+            kv: KvConfig { num_blocks, block_size, groups, enable_prefix_cache: rng.percent(80) },
             // A quarter of all worlds has hashes of few bits, so that contents collide all the time.
             hash_mask: if rng.percent(25) { (1 << rng.range(0, 4)) - 1 } else { u64::MAX },
             scheduler,
@@ -120,4 +123,15 @@ impl World {
         }
         sampling
     }
+}
+
+/// Half of all worlds have a model without windows, the others one to three groups with windows below and above a block.
+fn groups(rng: &mut Rng, block_size: u32) -> KvGroups {
+    if rng.percent(50) {
+        return KvGroups::ONE;
+    }
+    let windows: Vec<Option<u32>> = (0..rng.range(1, 3))
+        .map(|_| if rng.percent(35) { None } else { Some(rng.range(1, 3 * block_size + 2)) })
+        .collect();
+    KvGroups::new(&windows)
 }

@@ -323,7 +323,8 @@ pub struct RequestInfo {
     pub cached_tokens: u32,
     pub output_tokens: u32,
     pub num_computed: u32,
-    /// Physical ids in logical order.
+    /// Physical ids in logical order, in a model with layer groups one per group for each block of tokens: entry `i` is of
+    /// group `i % num_groups`. The null block stands where a windowed group sees no more.
     pub blocks: Vec<BlockId>,
     /// The sequence that it was forked from (another choice or beam of one request, or a branch of a chat).
     pub parent: Option<RequestId>,
@@ -381,6 +382,8 @@ pub struct EngineSnapshot {
     pub t_us: u64,
     pub block_size: u32,
     pub kv_bytes_per_block: u64,
+    /// Positions that each layer group sees, `None` for all; a model without windows has one group.
+    pub group_windows: Vec<Option<u32>>,
     pub kv: KvTotals,
     /// Indexed by `BlockId`.
     pub blocks: Vec<BlockInfo>,

@@ -16,7 +16,7 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("tokenizer", &["ids"]),
     ("model", &["ids"]),
     ("sampling", &["ids", "protocol"]),
-    ("memory", &["model::spec", "model::groups", "model::dtype"]),
+    ("memory", &["kv::KvGroups", "model::spec", "model::groups", "model::dtype"]),
     ("gpu", &[]),
     ("kernels", &["gpu", "model::dtype", "model::quant", "sampling", "batch", "protocol"]),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),

@@ -54,6 +54,8 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("abandoned steps", stats.abandoned_steps),
         ("restarts", stats.restarts),
         ("protected requests", stats.protected),
+        ("blocks that slid out of a window", stats.slid_blocks),
+        ("prefix hits without the blocks that slid out", stats.windowed_hits),
     ];
     for (what, count) in counted {
         assert!(count > 0 || worlds < 1_000, "{worlds} worlds had no {what}");

@@ -84,7 +84,7 @@ impl WgpuExecutor {
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
-        let groups = LayerGroups::of(&spec, cfg.max_model_len);
+        let groups = LayerGroups::of(&spec);
         let words = meta_words(&spec, &cfg, u64::from(groups.num_groups()));
         let meta = gpu.alloc("step metadata", words * 4, BufferUse::Storage)?;
         let forward = Forward::new(&gpu, (&spec, &groups), &cfg, &weights, &meta)?;

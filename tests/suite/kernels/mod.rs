@@ -3,6 +3,7 @@
 mod attention;
 mod gpu;
 pub mod harness;
+mod long_context;
 mod matmul;
 mod rope_kv_write;
 mod rows;
