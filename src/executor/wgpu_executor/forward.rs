@@ -65,6 +65,8 @@ pub struct Forward {
     pub row_logprobs: Buffer,
     pub logits_stride: u32,
     pub max_logits: u32,
+    /// The KV pool: `num_blocks` pages in each buffer.
+    pub kv_pages: Vec<Buffer>,
 }
 
 /// Logits of one round are at most this many bytes (but always a row for each sequence).
@@ -89,6 +91,7 @@ struct Builder<'a> {
     cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
+    kv_pages: Vec<Buffer>,
 }
 
 impl Forward {
@@ -100,7 +103,8 @@ impl Forward {
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
-        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
+        let mut b =
+            Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new(), kv_pages: Vec::new() };
         let scratch = b.scratch(weights)?;
         let table = b.rope_table()?;
         let layers = (0..spec.num_layers as usize)
@@ -253,6 +257,7 @@ impl Builder<'_> {
         };
         let k_cache = self.gpu.alloc(&format!("layer {l} keys"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
         let v_cache = self.gpu.alloc(&format!("layer {l} values"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        self.kv_pages.extend([k_cache.buffer.clone(), v_cache.buffer.clone()]);
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
@@ -405,6 +410,7 @@ impl Builder<'_> {
             row_logprobs,
             logits_stride,
             max_logits,
+            kv_pages: self.kv_pages,
         })
     }
 }
