@@ -7,6 +7,7 @@
 
 mod activation;
 mod forward;
+mod kv_buffers;
 mod swap;
 mod weights;
 
@@ -17,7 +18,6 @@ use crate::batch::{StepBatch, Want};
 use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
 use crate::ids::HostSlot;
 use crate::kernels::attention::RowKinds;
-use crate::kernels::kv_layout::padded_head_dim;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
@@ -112,7 +112,7 @@ impl WgpuExecutor {
             gpu,
             spec,
             cfg,
-            swapper: Swapper::new(&forward.kv_pages, cfg.num_blocks, 0),
+            swapper: Swapper::new(&forward.kv, 0),
             weights,
             forward,
         };
@@ -122,7 +122,7 @@ impl WgpuExecutor {
 
     /// With so many places for blocks in host memory, allocated as they are filled.
     pub fn with_host_blocks(mut self, num_host_blocks: u32) -> WgpuExecutor {
-        self.swapper = Swapper::new(&self.forward.kv_pages, self.cfg.num_blocks, num_host_blocks);
+        self.swapper = Swapper::new(&self.forward.kv, num_host_blocks);
         self
     }
 
@@ -136,6 +136,15 @@ impl WgpuExecutor {
         let layers = self.weights.layers.iter().flat_map(|l| l.qkv.iter().chain([&l.o, &l.down]).chain(&l.gate_up));
         let head = self.weights.head.iter();
         self.weights.embedding.bytes() + layers.chain(head).map(|p| p.matrix.bytes()).sum::<u64>()
+    }
+
+    /// A block's bytes as they lie on the GPU, plane after plane: for tests and tools, not for the step loop.
+    pub fn read_block(&self, block: u32) -> Result<Vec<u8>, GpuError> {
+        let mut bytes = Vec::with_capacity(self.forward.kv.block_bytes() as usize);
+        for plane in self.forward.kv.planes() {
+            bytes.extend(self.gpu.read(&plane.block(block))?);
+        }
+        Ok(bytes)
     }
 
     fn warm_up(&mut self) -> Result<(), GpuError> {
@@ -343,9 +352,7 @@ impl Executor for WgpuExecutor {
     }
 
     fn kv_bytes_per_block(&self) -> u64 {
-        let bytes = if self.cfg.precise { 4 } else { 2 };
-        let per_token = u64::from(self.spec.num_kv_heads) * u64::from(padded_head_dim(self.spec.head_dim)) * bytes * 2;
-        per_token * u64::from(self.spec.num_layers) * u64::from(self.cfg.block_size)
+        self.forward.kv.block_bytes()
     }
 
     fn num_host_blocks(&self) -> u32 {

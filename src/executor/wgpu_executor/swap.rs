@@ -6,6 +6,7 @@
 
 use super::super::ExecError;
 use super::super::host_store::HostStore;
+use super::kv_buffers::{KvBuffers, Plane};
 use crate::batch::HostTransfer;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError, Recording, Replayer};
 use crate::ids::HostSlot;
@@ -15,7 +16,7 @@ const STAGE_BYTES: u64 = 64 << 20;
 
 /// The pool's buffers as pages, the host memory, and the staging between them.
 pub struct Swapper {
-    /// K and V of every layer.
+    /// The planes of the pool.
     parts: Vec<Part>,
     bytes_per_block: u64,
     store: HostStore,
@@ -35,12 +36,10 @@ pub struct Outgoing {
 }
 
 impl Swapper {
-    /// `buffers` hold `num_blocks` pages each.
-    pub fn new(buffers: &[Buffer], num_blocks: u32, num_host_blocks: u32) -> Self {
-        let part =
-            |buffer: &Buffer| Part { buffer: buffer.clone(), bytes_per_block: buffer.size() / u64::from(num_blocks) };
-        let parts: Vec<Part> = buffers.iter().map(part).collect();
-        let bytes_per_block = parts.iter().map(|part| part.bytes_per_block).sum();
+    pub fn new(kv: &KvBuffers, num_host_blocks: u32) -> Self {
+        let part = |plane: Plane<'_>| Part { buffer: plane.buffer.clone(), bytes_per_block: plane.block_bytes };
+        let parts: Vec<Part> = kv.planes().map(part).collect();
+        let bytes_per_block = kv.block_bytes();
         let store = HostStore::new(num_host_blocks, bytes_per_block);
         Swapper { parts, bytes_per_block, store, stage_out: None, stage_in: None }
     }
