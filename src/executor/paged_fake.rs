@@ -6,11 +6,15 @@
 //! without pages: what each request must get.
 //! It does not imitate a language model: text mode only makes output that looks like words.
 
+mod unpaged;
+
+pub use unpaged::UnpagedRun;
+
+use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
 use crate::batch::{RowSampling, StepBatch, TokenPenalty, Want};
-use crate::ids::TokenId;
+use crate::ids::{BlockId, HostSlot, TokenId};
 use crate::protocol::TokenLogprobs;
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// How much of the memory a logit row reads back.
@@ -77,6 +81,7 @@ pub struct PagedFake {
     tokens: Vec<TokenId>,      // [num_blocks * block_size], read by text mode only
     written_in: Vec<u64>,      // [num_blocks * block_size], launch that wrote the slot last
     num_launches: u64,
+    host: HostStore,
     fault: Option<Fault>,
     in_flight: Option<(u64, Result<StepOutput, ExecError>)>,
 }
@@ -92,6 +97,7 @@ impl PagedFake {
             tokens: vec![0; num_slots],
             written_in: vec![0; num_slots],
             num_launches: 0,
+            host: HostStore::default(),
             fault: None,
             in_flight: None,
         };
@@ -99,10 +105,17 @@ impl PagedFake {
         fake
     }
 
-    /// The same for a model whose layer groups see so far: a group keeps its own values through its own tables, and a
-    /// token depends on what each group sees of them.
-    pub fn with_windows(config: FakeConfig, windows: &[Option<u32>]) -> Self {
-        PagedFake { windows: windows.to_vec(), ..PagedFake::new(config) }
+    /// For a model whose layer groups see so far: a group keeps its own values through its own tables, and a token depends
+    /// on what each group sees of them.
+    pub fn with_windows(mut self, windows: &[Option<u32>]) -> Self {
+        self.windows = windows.to_vec();
+        self
+    }
+
+    /// With so many places for blocks in host memory.
+    pub fn with_host_blocks(mut self, num_host_blocks: u32) -> Self {
+        self.host = HostStore::new(num_host_blocks, u64::from(self.config.block_size) * 8);
+        self
     }
 
     /// The next launch meets this fault.
@@ -117,7 +130,28 @@ impl PagedFake {
         }
     }
 
+    /// Content goes out before any comes in; values and tokens of a slot lie side by side.
+    fn swap(&mut self, batch: &StepBatch) {
+        for transfer in &batch.swap_out {
+            let words = self.slots_of(transfer.block).flat_map(|slot| [self.values[slot], self.tokens[slot]]);
+            let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+            self.host.get_mut(transfer.host).copy_from_slice(&bytes);
+        }
+        for transfer in &batch.swap_in {
+            let words: Vec<u32> = bytemuck::pod_collect_to_vec(self.host.get_mut(transfer.host));
+            for (slot, words) in self.slots_of(transfer.block).zip(words.chunks_exact(2)) {
+                (self.values[slot], self.tokens[slot]) = (words[0], words[1]);
+            }
+        }
+    }
+
+    fn slots_of(&self, block: BlockId) -> std::ops::Range<usize> {
+        let size = self.config.block_size as usize;
+        block.idx() * size..(block.idx() + 1) * size
+    }
+
     fn run(&mut self, batch: &StepBatch) -> Result<StepOutput, ExecError> {
+        self.swap(batch);
         self.write(batch)?;
         let mut output = StepOutput {
             gpu_us: self.config.step_delay.as_micros() as u32,
@@ -214,6 +248,14 @@ impl PagedFake {
         for &slot in &batch.kv_slots {
             self.values[slot as usize] ^= 0x5bad_5bad;
         }
+        for transfer in &batch.swap_in {
+            for slot in self.slots_of(transfer.block) {
+                self.values[slot] ^= 0x5bad_5bad;
+            }
+        }
+        for transfer in &batch.swap_out {
+            self.host.get_mut(transfer.host).iter_mut().for_each(|byte| *byte ^= 0x5b);
+        }
     }
 }
 
@@ -229,6 +271,10 @@ impl Executor for PagedFake {
             return Err(ExecError::Rejected(format!("the batch has tables of {} groups", batch.num_groups())));
         }
         batch.check(self.config.num_blocks, self.config.vocab_size).map_err(ExecError::Rejected)?;
+        batch.check_transfers(self.config.num_blocks, self.host.num_slots()).map_err(ExecError::Rejected)?;
+        if let Some(t) = batch.swap_in.iter().find(|t| self.host.get(t.host).is_none()) {
+            return Err(ExecError::Rejected(format!("nothing was ever stored in host slot {}", t.host)));
+        }
         self.num_launches += 1;
         let result = match self.fault.take() {
             Some(Fault::Launch(error)) => return Err(error),
@@ -282,74 +328,17 @@ impl Executor for PagedFake {
     fn windows(&self) -> Vec<Option<u32>> {
         self.windows.clone()
     }
-}
 
-/// The fake's arithmetic for one sequence without pages, batch or steps: what a request alone gets.
-/// Follows [`Reply::Tokens`] and [`Attention::Every`].
-#[derive(Clone, Debug)]
-pub struct UnpagedRun {
-    groups: Vec<GroupRun>,
-    num_tokens: u32,
-}
-
-#[derive(Clone, Debug, Default)]
-struct GroupRun {
-    window: Option<u32>,
-    last: Option<u32>,
-    /// All values, folded: without a window.
-    seen: u64,
-    /// The values in the window.
-    recent: VecDeque<u32>,
-}
-
-impl Default for UnpagedRun {
-    /// A model without windows.
-    fn default() -> Self {
-        UnpagedRun::with_windows(&[None])
-    }
-}
-
-impl UnpagedRun {
-    /// A model whose layer groups see so far.
-    pub fn with_windows(windows: &[Option<u32>]) -> Self {
-        let group = |window: &Option<u32>| GroupRun { window: *window, ..GroupRun::default() };
-        UnpagedRun { groups: windows.iter().map(group).collect(), num_tokens: 0 }
+    fn num_host_blocks(&self) -> u32 {
+        self.host.num_slots()
     }
 
-    /// The next input token.
-    pub fn push(&mut self, token: TokenId) {
-        for (g, group) in self.groups.iter_mut().enumerate() {
-            let before = group.last.filter(|_| group.window != Some(1));
-            let value = value(before, token, self.num_tokens, g);
-            group.last = Some(value);
-            match group.window {
-                None => group.seen = attend(group.seen, value),
-                Some(window) => {
-                    group.recent.push_back(value);
-                    if group.recent.len() > window as usize {
-                        group.recent.pop_front();
-                    }
-                }
-            }
-        }
-        self.num_tokens += 1;
+    fn read_host(&self, slot: HostSlot) -> Option<&[u8]> {
+        self.host.get(slot)
     }
 
-    /// The token that follows the input so far.
-    pub fn draw(
-        &self,
-        sampling: RowSampling,
-        penalties: &[TokenPenalty],
-        biases: &[(TokenId, f32)],
-        vocab_size: u32,
-    ) -> TokenId {
-        let sampling = RowSampling { position: self.num_tokens, ..sampling };
-        let of_group = |group: &GroupRun| match group.window {
-            None => group.seen,
-            Some(_) => group.recent.iter().fold(0, |seen, value| attend(seen, *value)),
-        };
-        let seen = self.groups.iter().map(of_group).reduce(mix).unwrap_or(0);
-        (draw_hash(seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
+    fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
+        self.host.put(slot, bytes)
     }
 }
 
@@ -439,7 +428,7 @@ fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{BatchRow, LogitRow, RowLogits};
+    use crate::batch::{BatchRow, HostTransfer, LogitRow, RowLogits};
     use crate::ids::{BlockId, SeqSlot};
     use crate::protocol::SamplingParams;
 
@@ -513,7 +502,7 @@ mod tests {
             batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
             batch
         };
-        let mut fake = PagedFake::with_windows(CONFIG, &windows);
+        let mut fake = PagedFake::new(CONFIG).with_windows(&windows);
         // Rows of two groups: position 4 sees positions 2 to 4 of the second.
         step(&mut fake, &batch(&tokens[..4], 0, &[2, 5, 6, 1]));
         assert_eq!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 0, 6, 1, 3, 7])).tokens, [expected]);
@@ -545,6 +534,27 @@ mod tests {
         fake.inject(Fault::NotFinite(3));
         assert_eq!(step(&mut fake, &prompt).not_finite, [true]);
         assert_eq!(step(&mut fake, &prompt).tokens, [alone(&[4, 8, 15])]);
+    }
+
+    #[test]
+    fn content_survives_in_host_memory_and_goes_out_before_it_comes_in() {
+        let tokens = [4, 8, 15, 16, 23];
+        let mut fake = PagedFake::new(CONFIG).with_host_blocks(3);
+        step(&mut fake, &batch(&tokens[..4], 0, &[2, 6]));
+        let transfer = |block, host| HostTransfer { block: BlockId(block), host: HostSlot(host) };
+        // Another sequence takes block 2 in the step that saves it; later the content comes back elsewhere.
+        let mut other = batch(&[9, 9], 0, &[2]);
+        other.swap_out = vec![transfer(2, 1)];
+        step(&mut fake, &other);
+        let copy = fake.read_host(HostSlot(1)).expect("stored").to_vec();
+        fake.write_host(HostSlot(2), &copy).expect("a whole block");
+        let mut resumed = batch(&tokens[4..], 4, &[5, 6, 3]);
+        resumed.swap_out = vec![transfer(2, 1)];
+        resumed.swap_in = vec![transfer(5, 2)];
+        assert_eq!(step(&mut fake, &resumed).tokens, [alone(&tokens)]);
+        resumed.swap_in = vec![transfer(5, 0)];
+        resumed.swap_out.clear();
+        assert!(matches!(fake.launch(&resumed), Err(ExecError::Rejected(text)) if text.contains("host slot 0")));
     }
 
     #[test]

@@ -25,12 +25,14 @@
 mod block_pool;
 mod block_table;
 mod groups;
+mod host_pool;
 mod integrity;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
+pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
 pub use prefix_cache::PrefixChain;
 

@@ -57,7 +57,7 @@ struct Run {
 
 impl Run {
     fn new(world: World, rng: Rng) -> Self {
-        let executor = PagedFake::with_windows(fake_config(&world), &world.kv.groups.windows().collect::<Vec<_>>());
+        let executor = PagedFake::new(fake_config(&world)).with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
         let kv = KvCache::with_hash_mask(world.kv, world.hash_mask);
         Run {
             scheduler: Scheduler::new(world.scheduler, kv),

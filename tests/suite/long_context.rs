@@ -7,7 +7,7 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kernels::step_meta;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::protocol::{SamplingParams, StopRules};
-use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, Scheduler, SchedulerConfig};
+use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, Scheduler, SchedulerConfig, VictimPolicy};
 use std::time::{Duration, Instant};
 
 const BLOCK_SIZE: u32 = 16;
@@ -35,6 +35,7 @@ impl World {
             long_prefill_cap: CHUNK,
             watermark_blocks: 0,
             max_preemptions: 1,
+            victim: VictimPolicy::LastIn,
             check: CheckLevel::Cheap,
         };
         let groups = KvGroups::new(windows);
@@ -50,7 +51,7 @@ impl World {
         };
         World {
             scheduler: Scheduler::new(config, kv),
-            executor: PagedFake::with_windows(fake, windows),
+            executor: PagedFake::new(fake).with_windows(windows),
             batch: StepBatch::default(),
             words: Vec::new(),
             output: Vec::new(),
@@ -69,6 +70,7 @@ impl World {
             stop: StopRules::max_tokens(max_tokens),
             eos_ids: Vec::new(),
             cache_salt: 0,
+            priority: 0,
         };
         self.scheduler.add(new).expect("it fits");
         self.output.clear();

@@ -11,7 +11,7 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::model::Model;
 use kvasir::protocol::{SamplingParams, StopRules};
-use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, Scheduler, SchedulerConfig};
+use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, Scheduler, SchedulerConfig, VictimPolicy};
 use std::path::Path;
 
 const BLOCK_SIZE: u32 = 4;
@@ -39,6 +39,7 @@ fn limits(chunk: u32) -> SchedulerConfig {
         long_prefill_cap: chunk,
         watermark_blocks: 0,
         max_preemptions: 100,
+        victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
 }
@@ -62,6 +63,7 @@ fn drive(executor: &mut dyn Executor, chunk: u32, rounds: &[&[Vec<TokenId>]]) ->
                 stop: StopRules::max_tokens((tokens.len() - PROMPT) as u32),
                 eos_ids: Vec::new(),
                 cache_salt: 0,
+                priority: 0,
             };
             scheduler.add(new).expect("it fits");
             sequences.push(tokens);
