@@ -267,7 +267,7 @@ impl StepBatch {
         self.row_start.push(self.input_ids.len() as u32);
         self.slot_of_row.push(row.slot.0);
         for group in 0..num_groups {
-            self.block_tables.extend(row.blocks[group..num_blocks].iter().step_by(num_groups).map(|id| id.0));
+            self.block_tables.extend(row.blocks[..num_blocks].chunks_exact(num_groups).map(|row| row[group].0));
             self.block_table_start.push(self.block_tables.len() as u32);
         }
         match row.logits {

@@ -117,6 +117,8 @@ pub struct PrefixHit {
     pub num_held: u32,
     /// How many of these are cached-idle: they stop being available once attached.
     pub num_idle: u32,
+    /// How many of these are in windowed groups and held by other tables: letting one go gives nothing back.
+    pub num_shared: u32,
 }
 
 /// The pool has too few blocks; nothing was taken.
@@ -224,6 +226,16 @@ impl KvCache {
         self.config.enable_prefix_cache
     }
 
+    /// Blocks of windowed groups that other tables hold too: when they slide out, nothing becomes available.
+    pub fn num_shared_in_windows(&self, table: &BlockTable) -> u32 {
+        if !self.config.groups.has_windows() {
+            return 0;
+        }
+        let windowed = (0..table.num_groups()).filter(|group| self.config.groups.window(*group).is_some());
+        let blocks = windowed.flat_map(|group| table.group(group).skip(table.null_rows(group) as usize));
+        blocks.filter(|block| self.pool.block(*block).refs > 1).count() as u32
+    }
+
     /// Finds the blocks that hold the first of `tokens`, at most `max_blocks`. Changes nothing but the memory of the hit.
     pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> PrefixHit {
         self.hit.clear();
@@ -232,9 +244,12 @@ impl KvCache {
         }
         let mut hit =
             PrefixHit { num_blocks: self.hit.len() as u32 / self.config.groups.num(), ..PrefixHit::default() };
-        for &block in self.hit.iter().filter(|block| **block != BlockId::NULL) {
+        for (i, &block) in self.hit.iter().enumerate().filter(|(_, block)| **block != BlockId::NULL) {
+            let is_idle = self.pool.block(block).state == BlockState::CachedIdle;
+            let is_windowed = self.config.groups.window(i as u32 % self.config.groups.num()).is_some();
             hit.num_held += 1;
-            hit.num_idle += u32::from(self.pool.block(block).state == BlockState::CachedIdle);
+            hit.num_idle += u32::from(is_idle);
+            hit.num_shared += u32::from(!is_idle && is_windowed);
         }
         hit
     }

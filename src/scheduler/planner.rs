@@ -180,6 +180,7 @@ impl Scheduler {
         self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table });
         self.free_slots.push(slot);
         self.waiting.push_front(victim);
+        draft.claimed = self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum();
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
@@ -217,7 +218,8 @@ impl Scheduler {
             self.waiting.pop_front();
             self.free_slots.pop();
             self.join(idx, slot, query_tokens, num_tokens, draft);
-            promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
+            // What the newcomer shares in windows may be promised to those who held it as well.
+            promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config) + hit.num_shared;
         }
         None
     }

@@ -15,7 +15,10 @@ pub(super) fn is_protected(seq: &Sequence, config: &SchedulerConfig) -> bool {
 /// what its known tokens need.
 pub(super) fn promised_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    kv.blocks_needed(tokens, chunk(seq.num_remaining(), config)).saturating_sub(seq.table.num_blocks())
+    let held = seq.table.num_blocks();
+    // What a window shares with others is not given back when it slides out: it is promised anew.
+    let shared = if is_protected(seq, config) { kv.num_shared_in_windows(&seq.table) } else { 0 };
+    kv.blocks_needed(tokens, chunk(seq.num_remaining(), config)).saturating_sub(held) + shared
 }
 
 /// Blocks that nobody but this sequence may take.
@@ -60,7 +63,7 @@ pub(super) struct Room {
     pub watermark: u32,
 }
 
-/// The whole of the sequence must fit, and an idle block of its own prefix counts once: as found, not as available.
+/// The whole of the sequence must fit, with what those who share its windows may have to replace and it too, and an idle block of its own prefix counts once: as found, not as available.
 pub(super) fn may_join(
     seq: &Sequence,
     hit: PrefixHit,
@@ -70,7 +73,7 @@ pub(super) fn may_join(
 ) -> Result<(), WaitReason> {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
     let remaining = seq.num_tokens() - hit.num_blocks * kv.block_size();
-    let needed = kv.blocks_needed(tokens, chunk(remaining, config)).saturating_sub(hit.num_held);
+    let needed = kv.blocks_needed(tokens, chunk(remaining, config)).saturating_sub(hit.num_held) + 2 * hit.num_shared;
     let available = room.available.saturating_sub(hit.num_idle + room.promised + room.watermark);
     if needed > available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
 }
