@@ -4,6 +4,7 @@
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
 use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
+use crate::telemetry::QueuePolicy;
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -114,6 +115,8 @@ pub struct EngineSection {
     pub gpu_memory_utilization: Option<f32>,
     pub num_gpu_blocks_override: Option<HumanInt>,
     pub prefix_caching: Option<bool>,
+    pub scheduling_policy: Option<String>,
+    pub long_prefill_token_threshold: Option<HumanInt>,
     pub max_queue: Option<HumanInt>,
 }
 
@@ -133,6 +136,8 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "gpu_memory_utilization",
             "num_gpu_blocks_override",
             "prefix_caching",
+            "scheduling_policy",
+            "long_prefill_token_threshold",
             "max_queue",
         ],
     ),
@@ -280,6 +285,12 @@ pub struct EngineArgs {
     /// Compute every prompt anew
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
+    /// Who is admitted first: fcfs, priority, longest-prefix or fair (the default: clients share by tokens)
+    #[arg(long, value_name = "NAME", env = "KVASIR_SCHEDULING_POLICY", hide_env_values = true)]
+    pub scheduling_policy: Option<String>,
+    /// Tokens of one prompt per step at most; 0 (the default) leaves it to the step's budget
+    #[arg(long, value_name = "N", env = "KVASIR_LONG_PREFILL_TOKEN_THRESHOLD", hide_env_values = true)]
+    pub long_prefill_token_threshold: Option<HumanInt>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
@@ -351,6 +362,14 @@ impl EngineArgs {
                 (2, 1 << 24),
             )?,
             prefix_caching,
+            scheduling_policy: scheduling_policy(self.scheduling_policy.as_ref().or(file.scheduling_policy.as_ref()))?,
+            long_prefill_token_threshold: int(
+                "long_prefill_token_threshold",
+                self.long_prefill_token_threshold,
+                file.long_prefill_token_threshold,
+                (0, 16_384),
+            )?
+            .unwrap_or(0),
             adaptive_budget: true,
             precise: self.precise,
             floor: self.floor,
@@ -361,6 +380,21 @@ impl EngineArgs {
             cache_dir: cache_dir.to_path_buf(),
         })
     }
+}
+
+fn scheduling_policy(word: Option<&String>) -> Result<QueuePolicy, ConfigError> {
+    let Some(word) = word else { return Ok(QueuePolicy::default()) };
+    let known = [
+        ("fcfs", QueuePolicy::Fcfs),
+        ("priority", QueuePolicy::Priority),
+        ("longest-prefix", QueuePolicy::LongestPrefix),
+        ("fair", QueuePolicy::Fair),
+    ];
+    let found = known.iter().find(|(name, _)| name.eq_ignore_ascii_case(word));
+    found.map(|(_, policy)| *policy).ok_or_else(|| ConfigError::Invalid {
+        name: "scheduling_policy",
+        message: format!("must be one of {}, not `{word}`", known.map(|(name, _)| name).join(", ")),
+    })
 }
 
 #[cfg(test)]
@@ -396,6 +430,10 @@ mod tests {
         assert_eq!((options.max_model_len, options.max_num_batched_tokens), (Some(4096), 512));
         let args = EngineArgs { enable_prefix_caching: true, ..EngineArgs::default() };
         assert!(args.resolve(&file.engine, Path::new("cache"), None).unwrap().prefix_caching);
+        assert_eq!(options.scheduling_policy, QueuePolicy::Fair);
+        let args = EngineArgs { scheduling_policy: Some("Longest-Prefix".into()), ..EngineArgs::default() };
+        let options = args.resolve(&file.engine, Path::new("cache"), None).unwrap();
+        assert_eq!(options.scheduling_policy, QueuePolicy::LongestPrefix);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, QueuePolicy, RowKind, Scheduler, SchedulerConfig, StepPlan, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
@@ -81,6 +81,8 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
         long_prefill_cap: 64,
         watermark_blocks: 0,
         max_preemptions: 1_000,
+        queue_policy: QueuePolicy::Fcfs,
+        aging_steps: 256,
         check: CheckLevel::Full,
     }
 }
@@ -120,6 +122,9 @@ impl Engine {
             stop,
             eos_ids: Vec::new(),
             cache_salt: 0,
+            adapter: 0,
+            priority: 0,
+            client: 0,
         })
     }
 
