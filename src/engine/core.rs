@@ -91,6 +91,7 @@ impl EngineCore {
             max_preemptions: MAX_PREEMPTIONS,
             queue_policy: record::queue_policy(options.scheduling_policy),
             aging_steps: AGING_STEPS,
+            victim: record::victim_policy(options.victim_policy),
             check: match options.check {
                 CheckLevel::WhenIdle => scheduler::CheckLevel::Cheap,
                 CheckLevel::EveryStep => scheduler::CheckLevel::Full,

@@ -1,6 +1,6 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
-use crate::telemetry::QueuePolicy;
+use crate::telemetry::{QueuePolicy, VictimPolicy};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -64,6 +64,8 @@ pub struct EngineOptions {
     pub long_prefill_token_threshold: u32,
     /// Fit the prefill chunks to the time that decoding rows may wait.
     pub adaptive_budget: bool,
+    /// Who gives way when blocks are short.
+    pub victim_policy: VictimPolicy,
     /// f32 activations and KV, no integer dot products: the reference mode.
     pub precise: bool,
     /// Use no optional feature of the adapter.

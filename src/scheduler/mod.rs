@@ -21,10 +21,12 @@ mod sequence;
 pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
-pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, WaitReason};
+pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
+
+pub use crate::kv::HostTransfer;
 
 use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockTable, CacheKey, KvCache};
@@ -57,6 +59,7 @@ pub struct SchedulerConfig {
     pub queue_policy: QueuePolicy,
     /// Steps of waiting that make up for one level of priority, or for the longest cached prefix; at least 1.
     pub aging_steps: u32,
+    pub victim: VictimPolicy,
     pub check: CheckLevel,
 }
 

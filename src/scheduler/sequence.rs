@@ -19,12 +19,12 @@ pub struct NewSequence {
     pub stop: StopRules,
     /// The model's end-of-sequence tokens.
     pub eos_ids: Vec<TokenId>,
+    /// Under the priority policies the lowest runs first, and the highest gives way first.
+    pub priority: i32,
     /// Prefix blocks are shared only between equal salts.
     pub cache_salt: u64,
     /// The weights' adapter; prefix blocks are shared only between equal ones. 0 is none.
     pub adapter: u64,
-    /// Under the priority policy the lowest runs first.
-    pub priority: i32,
     /// Whose request it is: the fair policy shares between clients.
     pub client: u64,
 }

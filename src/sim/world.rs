@@ -4,7 +4,7 @@ use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
 use crate::protocol::{SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, NewSequence, QueuePolicy, SchedulerConfig};
+use crate::scheduler::{CheckLevel, NewSequence, QueuePolicy, SchedulerConfig, VictimPolicy};
 
 const POLICIES: [QueuePolicy; 4] =
     [QueuePolicy::Fcfs, QueuePolicy::Priority, QueuePolicy::LongestPrefix, QueuePolicy::Fair];
@@ -55,6 +55,8 @@ impl World {
             max_preemptions: if rng.percent(50) { 1000 } else { rng.range(0, 3) },
             queue_policy: POLICIES[rng.range(0, 3) as usize],
             aging_steps: if rng.percent(50) { 256 } else { rng.range(1, 20) },
+            victim: [VictimPolicy::LastIn, VictimPolicy::LeastComputed, VictimPolicy::Priority]
+                [rng.range(0, 2) as usize],
             check: CheckLevel::Full,
         };
         let mut world = World {

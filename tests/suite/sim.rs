@@ -9,11 +9,14 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, QueuePolicy, RowKind, Scheduler, SchedulerConfig, StepPlan, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, QueuePolicy, RowKind, Scheduler, SchedulerConfig, StepPlan,
+    VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+mod swap;
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
@@ -83,6 +86,7 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
         max_preemptions: 1_000,
         queue_policy: QueuePolicy::Fcfs,
         aging_steps: 256,
+        victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
 }
@@ -357,7 +361,7 @@ fn a_preemption_is_told_with_beneficiary_and_loss_and_nothing_is_admitted_beside
             break plan;
         }
     };
-    let preemption = plan.preempted[0];
+    let preemption = &plan.preempted[0];
     assert_eq!((preemption.victim, preemption.beneficiary), (RequestId(2), RequestId(1)));
     assert_eq!((preemption.freed_blocks, preemption.lost_tokens), (3, 12));
     assert!(plan.admitted.is_empty());
