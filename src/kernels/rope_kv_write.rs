@@ -40,9 +40,9 @@ pub struct Shape {
     pub kv: KvFormat,
 }
 
-/// log2(e) / sqrt(head_dim): attention's softmax is in base 2.
-pub fn q_scale(head_dim: u32) -> f32 {
-    (std::f64::consts::LOG2_E / f64::from(head_dim).sqrt()) as f32
+/// log2(e) times what multiplies q·k: attention's softmax is in base 2.
+pub fn q_scale(attention_scale: f64) -> f32 {
+    (std::f64::consts::LOG2_E * attention_scale) as f32
 }
 
 impl Shape {
@@ -56,13 +56,14 @@ impl Shape {
         stride(self.num_heads * padded_head_dim(self.head_dim))
     }
 
-    pub fn params(&self, rms_eps: f32, group: u32) -> Params {
+    /// `attention_scale` multiplies q·k: 1 / sqrt(head dim) in most models.
+    pub fn params(&self, rms_eps: f32, attention_scale: f64, group: u32) -> Params {
         Params {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
             qkv_stride: self.qkv_stride(),
             q_stride: self.q_stride(),
-            q_scale: q_scale(self.head_dim),
+            q_scale: q_scale(attention_scale),
             rms_eps,
             group,
         }
@@ -124,15 +125,16 @@ pub struct RopeKvWrite {
 }
 
 impl RopeKvWrite {
+    /// `attention_scale` multiplies q·k: 1 / sqrt(head dim) in most models.
     pub fn new(
         ctx: &mut KernelContext<'_>,
         label: &str,
         shape: &Shape,
-        (rms_eps, group): (f32, u32),
+        ((rms_eps, attention_scale), group): ((f32, f64), u32),
         buffers: &Buffers<'_>,
     ) -> Result<RopeKvWrite, GpuError> {
         let kernel = ctx.gpu.kernel("rope_kv_write", &shape.defines(ctx.class))?;
-        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps, group))?;
+        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps, attention_scale, group))?;
         let mut bindings = vec![
             ("step_meta", ctx.step_meta),
             ("qkv", buffers.qkv),
@@ -179,7 +181,7 @@ pub fn reference(
     qkv: &[f32],
     rope: &[[f32; 2]],
     gains: &[f32],
-    rms_eps: f32,
+    (rms_eps, attention_scale): (f32, f64),
 ) -> Reference {
     let dim = shape.head_dim as usize;
     let padded = padded_head_dim(shape.head_dim) as usize;
@@ -199,7 +201,7 @@ pub fn reference(
         for h in 0..num_heads {
             let at = token * shape.q_stride() as usize + h * padded;
             for (to, x) in out.q[at..].iter_mut().zip(turned(h, 0)) {
-                *to = (x * f64::from(q_scale(shape.head_dim))) as f32;
+                *to = (x * f64::from(q_scale(attention_scale))) as f32;
             }
         }
         for h in 0..num_kv {

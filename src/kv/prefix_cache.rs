@@ -1,6 +1,6 @@
 //! Finds blocks by what they hold: a hash chain over the tokens names a block, the tokens themselves decide.
 //!
-//! Guarantees: a hit means that salt, every token of the block and every token before it are equal. Hashes only find
+//! Guarantees: a hit means that salt, adapter, every token of the block and every token before it are equal. Hashes only find
 //! candidates: each publication has a number, names the number of its parent, and stores its tokens, so two prefixes
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
 //! With layer groups the blocks of one group, the anchor, name prefixes; a block of another group names the anchor's
@@ -15,14 +15,23 @@ use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// What else must be equal, besides the tokens, for two sequences to share a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CacheKey {
+    /// Chosen by the client: who does not know it shares nothing.
+    pub salt: u64,
+    /// The weights' adapter, which K and V depend on; 0 is none.
+    pub adapter: u64,
+}
+
 /// The number that stands for "no parent": the block holds the first tokens.
 const ROOT: u64 = 0;
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
-/// is seeded with the salt's hash. Grows with the sequence's tokens and survives preemption.
+/// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
 #[derive(Debug)]
 pub struct PrefixChain {
-    salt: u64,
+    key: CacheKey,
     hash_mask: u64,
     block_size: u32,
     links: Vec<Link>, // [number of full blocks named so far]
@@ -36,8 +45,8 @@ struct Link {
 }
 
 impl PrefixChain {
-    pub(super) fn new(salt: u64, block_size: u32, hash_mask: u64) -> Self {
-        PrefixChain { salt, hash_mask, block_size, links: Vec::new() }
+    pub(super) fn new(key: CacheKey, block_size: u32, hash_mask: u64) -> Self {
+        PrefixChain { key, hash_mask, block_size, links: Vec::new() }
     }
 
     /// Names the blocks that `tokens` (all of the sequence's, from the first) fill.
@@ -67,14 +76,14 @@ impl PrefixChain {
 
     fn parent_hash(&self, i: usize) -> u64 {
         match i {
-            0 => root_hash(self.salt),
+            0 => root_hash(self.key),
             i => self.links[i - 1].hash,
         }
     }
 }
 
-fn root_hash(salt: u64) -> u64 {
-    xxh3_64_with_seed(&salt.to_le_bytes(), 0)
+fn root_hash(key: CacheKey) -> u64 {
+    xxh3_64_with_seed(bytemuck::cast_slice(&[key.salt, key.adapter]), 0)
 }
 
 fn hash_block(parent: u64, tokens: &[TokenId], mask: u64) -> u64 {
@@ -91,18 +100,18 @@ struct Publication {
     group: u32,
     hash: u64,
     parent_hash: u64,
-    salt: u64,
+    key: CacheKey,
 }
 
 impl Publication {
-    fn key(&self) -> u64 {
-        key(self.hash, self.group)
+    fn place(&self) -> u64 {
+        place(self.hash, self.group)
     }
 }
 
 /// Under which word a block is looked for: equal contents of two groups are two blocks. Words that meet by chance are told
 /// apart as colliding hashes are.
-fn key(hash: u64, group: u32) -> u64 {
+fn place(hash: u64, group: u32) -> u64 {
     hash.wrapping_add(u64::from(group).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
@@ -111,10 +120,11 @@ pub(super) struct PrefixCache {
     block_size: usize,
     groups: KvGroups,
     hash_mask: u64,
-    block_of_hash: FxHashMap<u64, BlockId>, // by `key`
+    block_of_hash: FxHashMap<u64, BlockId>, // by `place`
     publications: Vec<Publication>,         // [num_blocks]
     tokens: Vec<TokenId>,                   // [num_blocks, block_size]
     last_number: u64,
+    num_forgotten: u64,
     names: Names,
 }
 
@@ -123,7 +133,7 @@ pub(super) struct PrefixCache {
 struct Name {
     number: u64,
     parent_number: u64,
-    salt: u64,
+    key: CacheKey,
     tokens: Box<[TokenId]>, // [block_size]
 }
 
@@ -161,6 +171,7 @@ impl PrefixCache {
             publications: vec![Publication::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
             last_number: ROOT,
+            num_forgotten: 0,
             names: Names {
                 limit: MAX_NAMES,
                 of_hash: FxHashMap::default(),
@@ -173,13 +184,34 @@ impl PrefixCache {
     /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most `max_blocks` rows of them: in each row
     /// a block of every group, or the null block where the token after the hit does not see it.
     pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
-        if self.groups != KvGroups::ONE {
-            return self.lookup_groups(chain, tokens, max_blocks, hit);
+        match self.groups == KvGroups::ONE {
+            true => self.walk(chain, tokens, max_blocks, |block| hit.push(block)),
+            false => self.lookup_groups(chain, tokens, max_blocks, hit),
         }
+    }
+
+    /// How many rows [`Self::lookup`] would find.
+    pub fn count(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize) -> u32 {
+        if self.groups != KvGroups::ONE {
+            let mut hit = Vec::new();
+            self.lookup_groups(chain, tokens, max_blocks, &mut hit);
+            return hit.len() as u32 / self.groups.num();
+        }
+        let mut count = 0;
+        self.walk(chain, tokens, max_blocks, |_| count += 1);
+        count
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.last_number + self.num_forgotten
+    }
+
+    fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) {
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { return };
-            hit.push(block);
+            let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { return };
+            found(block);
             parent = self.publications[block.idx()].number;
         }
     }
@@ -190,10 +222,10 @@ impl PrefixCache {
         let mut named: Vec<(Option<BlockId>, u64)> = Vec::new(); // the anchor's block and its number, by row
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let block = self.find(link.hash, parent, chain.salt, self.part(tokens, i));
+            let block = self.find(link.hash, parent, chain.key, self.part(tokens, i));
             let number = match block {
                 Some(block) => Some(self.publications[block.idx()].number),
-                None => self.names.find(link.hash, parent, chain.salt, self.part(tokens, i)),
+                None => self.names.find(link.hash, parent, chain.key, self.part(tokens, i)),
             };
             let Some(number) = number else { break };
             parent = number;
@@ -227,7 +259,7 @@ impl PrefixCache {
     /// True when the publication that the chain knows for block `i` can still be found, or its name is known.
     pub fn is_findable(&self, chain: &PrefixChain, i: usize) -> bool {
         let link = chain.links[i];
-        let block = self.block_of_hash.get(&key(link.hash, self.groups.anchor()));
+        let block = self.block_of_hash.get(&place(link.hash, self.groups.anchor()));
         let number = match block {
             Some(block) => Some(self.publications[block.idx()].number),
             None => self.names.of_hash.get(&link.hash).map(|name| name.number),
@@ -253,7 +285,7 @@ impl PrefixCache {
             (false, i) => chain.links[i].publication,
         };
         if is_anchor {
-            if let Some(equal) = self.find(hash, parent_number, chain.salt, self.part(tokens, i)) {
+            if let Some(equal) = self.find(hash, parent_number, chain.key, self.part(tokens, i)) {
                 chain.links[i].publication = self.publications[equal.idx()].number;
                 return Published::Duplicate;
             }
@@ -262,26 +294,29 @@ impl PrefixCache {
         }
         // A block that comes back keeps its name, so that what followed it is found again.
         let known =
-            if is_anchor { self.names.take(hash, parent_number, chain.salt, self.part(tokens, i)) } else { None };
+            if is_anchor { self.names.take(hash, parent_number, chain.key, self.part(tokens, i)) } else { None };
         let number = known.unwrap_or(self.last_number + 1);
         self.last_number = self.last_number.max(number);
+        // Findable again without a new number: a change all the same.
+        self.num_forgotten += u64::from(known.is_some());
         if is_anchor {
             chain.links[i].publication = number;
         }
         let parent_hash = chain.parent_hash(i);
         self.publications[block.idx()] =
-            Publication { number, parent_number, group, hash, parent_hash, salt: chain.salt };
+            Publication { number, parent_number, group, hash, parent_hash, key: chain.key };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
-        let replaced = self.block_of_hash.insert(key(hash, group), block).filter(|old| *old != block);
+        let replaced = self.block_of_hash.insert(place(hash, group), block).filter(|old| *old != block);
         Published::Now { hash, replaced }
     }
 
     /// The block can no longer be found; what it held stays known until its next publication.
     pub fn forget(&mut self, block: BlockId) {
-        let key = self.publications[block.idx()].key();
-        if self.block_of_hash.get(&key) == Some(&block) {
-            self.block_of_hash.remove(&key);
+        let place = self.publications[block.idx()].place();
+        if self.block_of_hash.get(&place) == Some(&block) {
+            self.block_of_hash.remove(&place);
+            self.num_forgotten += 1;
         }
     }
 
@@ -300,9 +335,9 @@ impl PrefixCache {
         for (block, number) in std::mem::take(&mut self.names.pending) {
             let publication = self.publications[block.idx()];
             if publication.number == number {
-                let Publication { hash, parent_number, salt, .. } = publication;
+                let Publication { hash, parent_number, key, .. } = publication;
                 let tokens = self.tokens_of(block).into();
-                self.names.insert(hash, Name { number, parent_number, salt, tokens });
+                self.names.insert(hash, Name { number, parent_number, key, tokens });
             }
         }
     }
@@ -314,15 +349,15 @@ impl PrefixCache {
 
     /// Undoes [`Self::forget`], before anything else was published.
     pub fn restore(&mut self, block: BlockId) {
-        self.block_of_hash.insert(self.publications[block.idx()].key(), block);
+        self.block_of_hash.insert(self.publications[block.idx()].place(), block);
     }
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
         self.publications[block.idx()].hash
     }
 
-    pub fn salt_of(&self, block: BlockId) -> u64 {
-        self.publications[block.idx()].salt
+    pub fn key_of(&self, block: BlockId) -> CacheKey {
+        self.publications[block.idx()].key
     }
 
     pub fn tokens_of(&self, block: BlockId) -> &[TokenId] {
@@ -336,7 +371,7 @@ impl PrefixCache {
     /// Checks that a published block is found under its hash and that its hash follows from its parent's and its tokens.
     pub fn check(&self, block: BlockId) -> Result<(), String> {
         let publication = self.publications[block.idx()];
-        if self.block_of_hash.get(&publication.key()) != Some(&block) {
+        if self.block_of_hash.get(&publication.place()) != Some(&block) {
             return Err(format!("invariant 7: published block {block} is not found under its hash"));
         }
         if hash_block(publication.parent_hash, self.tokens_of(block), self.hash_mask) != publication.hash {
@@ -345,8 +380,8 @@ impl PrefixCache {
         if publication.parent_number == ROOT && publication.group != self.groups.anchor() {
             return Err(format!("invariant 7: block {block} of group {} names no prefix", publication.group));
         }
-        if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.salt) {
-            return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its salt"));
+        if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.key) {
+            return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its key"));
         }
         if publication.number == ROOT || publication.parent_number >= publication.number {
             return Err(format!("invariant 7: block {block} was published before its parent"));
@@ -354,19 +389,19 @@ impl PrefixCache {
         Ok(())
     }
 
-    fn find(&self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<BlockId> {
-        let block = *self.block_of_hash.get(&key(hash, self.groups.anchor()))?;
+    fn find(&self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<BlockId> {
+        let block = *self.block_of_hash.get(&place(hash, self.groups.anchor()))?;
         let publication = &self.publications[block.idx()];
         let equal = publication.parent_number == parent_number
             && publication.group == self.groups.anchor()
-            && publication.salt == salt
+            && publication.key == key
             && self.tokens_of(block) == tokens;
         equal.then_some(block)
     }
 
     /// The block of another group than the anchor that holds the tokens of the anchor's publication `named`.
     fn find_beside(&self, hash: u64, group: u32, named: u64) -> Option<BlockId> {
-        let block = *self.block_of_hash.get(&key(hash, group))?;
+        let block = *self.block_of_hash.get(&place(hash, group))?;
         let publication = &self.publications[block.idx()];
         (publication.group == group && publication.parent_number == named).then_some(block)
     }
@@ -377,14 +412,14 @@ impl PrefixCache {
 }
 
 impl Names {
-    fn find(&self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<u64> {
+    fn find(&self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<u64> {
         let name = self.of_hash.get(&hash)?;
-        let equal = name.parent_number == parent_number && name.salt == salt && *name.tokens == *tokens;
+        let equal = name.parent_number == parent_number && name.key == key && *name.tokens == *tokens;
         equal.then_some(name.number)
     }
 
-    fn take(&mut self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<u64> {
-        let number = self.find(hash, parent_number, salt, tokens)?;
+    fn take(&mut self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<u64> {
+        let number = self.find(hash, parent_number, key, tokens)?;
         self.of_hash.remove(&hash);
         Some(number)
     }
@@ -412,7 +447,7 @@ mod tests {
 
     /// Publishes `tokens` in blocks of 2 from block `first` on.
     fn publish(cache: &mut PrefixCache, salt: u64, tokens: &[TokenId], first: u32) -> PrefixChain {
-        let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         for i in 0..chain.len() {
             cache.publish(&mut chain, tokens, i, 0, BlockId(first + i as u32));
@@ -421,7 +456,7 @@ mod tests {
     }
 
     fn lookup(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Vec<u32> {
-        let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         let mut hit = Vec::new();
         cache.lookup(&chain, tokens, usize::MAX, &mut hit);
@@ -462,7 +497,7 @@ mod tests {
 
     /// Publishes rows of 2 tokens in every group, row i in blocks `first + i * num_groups..`.
     fn publish_groups(cache: &mut PrefixCache, tokens: &[TokenId], first: u32) -> PrefixChain {
-        let mut chain = PrefixChain::new(0, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey::default(), 2, cache.hash_mask);
         chain.extend(tokens);
         let groups = cache.groups.num();
         for row in 0..chain.len() {

@@ -7,7 +7,7 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kernels::step_meta;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::protocol::{SamplingParams, StopRules};
-use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, Scheduler, SchedulerConfig, VictimPolicy};
+use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, VictimPolicy};
 use std::time::{Duration, Instant};
 
 const BLOCK_SIZE: u32 = 16;
@@ -35,6 +35,8 @@ impl World {
             long_prefill_cap: CHUNK,
             watermark_blocks: 0,
             max_preemptions: 1,
+            queue_policy: QueuePolicy::Fcfs,
+            aging_steps: 0,
             victim: VictimPolicy::LastIn,
             check: CheckLevel::Cheap,
         };
@@ -71,6 +73,8 @@ impl World {
             eos_ids: Vec::new(),
             cache_salt: 0,
             priority: 0,
+            adapter: 0,
+            client: 0,
         };
         self.scheduler.add(new).expect("it fits");
         self.output.clear();

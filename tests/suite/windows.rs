@@ -11,7 +11,7 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::model::Model;
 use kvasir::protocol::{SamplingParams, StopRules};
-use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, Scheduler, SchedulerConfig, VictimPolicy};
+use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, VictimPolicy};
 use std::path::Path;
 
 const BLOCK_SIZE: u32 = 4;
@@ -39,6 +39,8 @@ fn limits(chunk: u32) -> SchedulerConfig {
         long_prefill_cap: chunk,
         watermark_blocks: 0,
         max_preemptions: 100,
+        queue_policy: QueuePolicy::Fcfs,
+        aging_steps: 0,
         victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
@@ -64,6 +66,8 @@ fn drive(executor: &mut dyn Executor, chunk: u32, rounds: &[&[Vec<TokenId>]]) ->
                 eos_ids: Vec::new(),
                 cache_salt: 0,
                 priority: 0,
+                adapter: 0,
+                client: 0,
             };
             scheduler.add(new).expect("it fits");
             sequences.push(tokens);

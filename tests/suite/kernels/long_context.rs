@@ -85,6 +85,7 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
         kv: KvFormat::F32,
     };
     let qkv: Vec<f32> = (0..COMPUTED * shape.qkv_stride()).map(|_| 2.0 * random.unit()).collect();
+    let numbers = (1e-6, 1.0 / f64::from(HEAD_DIM).sqrt());
     let meta = rig.step_meta(step_meta::num_words(&batch));
     rig.set_step(&meta, &batch);
     let (qkv_buffer, rope_buffer) = (rig.upload("qkv", &qkv), rig.upload("rope", &pairs));
@@ -99,11 +100,11 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
         k_cache: &k_buffer.whole(),
         v_cache: &v_buffer.whole(),
     };
-    let write = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", &shape, (1e-6, 0), &buffers));
+    let write = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", &shape, (numbers, 0), &buffers));
     let mut recording = Recording::new("rope");
     write.record(&mut recording, COMPUTED);
     rig.replay(&recording);
-    let want = rope_kv_write::reference(&shape, &batch, &qkv, &pairs, &[], 1e-6);
+    let want = rope_kv_write::reference(&shape, &batch, &qkv, &pairs, &[], numbers);
     write_reference(&layout, &batch, &want, &mut k, &mut v);
     assert_close(&rig.read(&k_buffer), &k, 5e-6, "keys");
     assert_close(&rig.read(&v_buffer), &v, 5e-6, "values");
