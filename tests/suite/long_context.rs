@@ -36,7 +36,7 @@ impl World {
             watermark_blocks: 0,
             max_preemptions: 1,
             queue_policy: QueuePolicy::Fcfs,
-            aging_steps: 0,
+            aging_steps: 1000,
             victim: VictimPolicy::LastIn,
             check: CheckLevel::Cheap,
         };

@@ -40,7 +40,7 @@ fn limits(chunk: u32) -> SchedulerConfig {
         watermark_blocks: 0,
         max_preemptions: 100,
         queue_policy: QueuePolicy::Fcfs,
-        aging_steps: 0,
+        aging_steps: 1000,
         victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
