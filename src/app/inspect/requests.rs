@@ -187,7 +187,7 @@ impl RequestBook {
     /// What a person calls the request.
     pub fn label(&self, request: RequestId) -> String {
         match self.logs.get(&request) {
-            Some(log) if !log.label.is_empty() && log.choice > 0 => format!("{}, choice {}", log.label, log.choice + 1),
+            Some(log) if !log.label.is_empty() && log.choice > 0 => format!("Choice {}: {}", log.choice + 1, log.label),
             Some(log) if !log.label.is_empty() => log.label.clone(),
             _ => format!("request {request}"),
         }

@@ -147,10 +147,8 @@ fn connectors(ui: &Ui, theme: &Theme, node: &ForkNode, lines: &mut Vec<bool>, re
     let stroke = Stroke::new(1.0, theme.border_strong);
     let x_of = |depth: usize| (rect.left() + 8.0 + depth as f32 * INDENT).round() + 0.5;
     // Lines of relatives further down run through.
-    for level in 1..depth {
-        if lines[level] {
-            ui.painter().vline(x_of(level - 1), rect.y_range(), stroke);
-        }
+    for (level, _) in lines[..depth].iter().enumerate().skip(1).filter(|(_, goes_on)| **goes_on) {
+        ui.painter().vline(x_of(level - 1), rect.y_range(), stroke);
     }
     if depth > 0 {
         let x = x_of(depth - 1);

@@ -189,13 +189,15 @@ fn preemptions_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &m
             name(preemption.victim),
             name(preemption.beneficiary)
         );
-        egui::CollapsingHeader::new(RichText::new(title).size(crate::app::theme::font_size::SMALL).color(theme.text))
-            .id_salt(("preemption", step, nth))
-            .show_unindented(ui, |ui| scores_ui(ui, model, theme, preemption));
-        ui.add(Label::new(small(upper_first(&preempt_mode_words(preemption)), theme.text_weak)).wrap());
-        if ui.link(small("Show this step", theme.accent)).clicked() {
+        let title = Label::new(RichText::new(title).color(theme.text)).wrap().sense(Sense::click());
+        if ui.add(title).on_hover_text("Show this step").clicked() {
             commands.push(InspectCommand::GoToStep(step));
         }
+        ui.add(Label::new(small(upper_first(&preempt_mode_words(preemption)), theme.text_weak)).wrap());
+        egui::CollapsingHeader::new(small("Who could have given way", theme.text_weak))
+            .id_salt(("preemption", step, nth))
+            .show_unindented(ui, |ui| scores_ui(ui, model, theme, preemption));
+        ui.add_space(space::XS);
     }
 }
 
