@@ -3,6 +3,9 @@
 use crate::ids::{BlockId, SeqSlot, TokenId};
 use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
+use prefix_groups::{PrefixGroups, Tables};
+
+pub mod prefix_groups;
 
 /// The rows of one step, flattened. Row r owns tokens `row_start[r]..row_start[r + 1]`, at consecutive positions.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +32,8 @@ pub struct StepBatch {
     /// `logit_bias` entries, each token once per row.
     pub biases: Vec<(TokenId, f32)>,
     pub bias_start: Vec<u32>, // [num_logits + 1]
+    /// Rows whose tables begin with the same blocks: they may read them together. [`StepBatch::find_groups`] fills it.
+    pub groups: PrefixGroups,
     /// What comes back besides the sampled ids.
     pub want: Want,
 }
@@ -99,8 +104,10 @@ impl StepBatch {
             penalty_start,
             biases,
             bias_start,
+            groups,
             want,
         } = self;
+        groups.clear();
         *step = 0;
         *block_size = 0;
         *want = Want::Ids;
@@ -200,6 +207,18 @@ impl StepBatch {
                 logits,
             });
         }
+        self.find_groups();
+    }
+
+    /// Finds rows that share leading blocks, once all rows are in.
+    pub fn find_groups(&mut self) {
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.find(self.tables());
+        self.groups = groups;
+    }
+
+    fn tables(&self) -> Tables<'_> {
+        Tables { block_size: self.block_size, blocks: &self.block_tables, start: &self.block_table_start }
     }
 
     /// Empties the batch for a step, to be filled with [`StepBatch::push_row`].
@@ -293,7 +312,8 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
-        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))
+        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))?;
+        self.groups.check(self.tables())
     }
 
     fn check_row(&self, row: usize, num_blocks: u32) -> Result<(), String> {
