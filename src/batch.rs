@@ -3,6 +3,9 @@
 use crate::ids::{BlockId, HostSlot, SeqSlot, TokenId};
 use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
+use prefix_groups::{PrefixGroups, Tables};
+
+pub mod prefix_groups;
 
 pub use crate::scheduler::HostTransfer;
 
@@ -33,6 +36,8 @@ pub struct StepBatch {
     /// `logit_bias` entries, each token once per row.
     pub biases: Vec<(TokenId, f32)>,
     pub bias_start: Vec<u32>, // [num_logits + 1]
+    /// Rows whose tables begin with the same blocks: they may read them together. [`StepBatch::find_groups`] fills it.
+    pub groups: PrefixGroups,
     /// Content to be copied between blocks and host memory before anything is computed: first all that goes out, then
     /// all that comes in.
     pub swap_out: Vec<HostTransfer>,
@@ -123,10 +128,12 @@ impl StepBatch {
             penalty_start,
             biases,
             bias_start,
+            groups,
             swap_out,
             swap_in,
             want,
         } = self;
+        groups.clear();
         *step = 0;
         *block_size = 0;
         *num_groups = 0;
@@ -232,6 +239,22 @@ impl StepBatch {
                 logits,
             });
         }
+        self.find_groups();
+    }
+
+    /// Finds rows that share leading blocks, once all rows are in.
+    pub fn find_groups(&mut self) {
+        // With layer groups, rows that share blocks in one group may not in another.
+        if self.num_groups() > 1 {
+            return;
+        }
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.find(self.tables());
+        self.groups = groups;
+    }
+
+    fn tables(&self) -> Tables<'_> {
+        Tables { block_size: self.block_size, blocks: &self.block_tables, start: &self.block_table_start }
     }
 
     /// Empties the batch for a step, to be filled with [`StepBatch::push_row`]. It has one group until told otherwise.
@@ -331,7 +354,8 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
-        (0..rows).try_for_each(|row| (0..groups).try_for_each(|group| self.check_row(row, group, num_blocks)))
+        (0..rows).try_for_each(|row| (0..groups).try_for_each(|group| self.check_row(row, group, num_blocks)))?;
+        if groups > 1 { Ok(()) } else { self.groups.check(self.tables()) }
     }
 
     /// Checks the transfers between blocks and `num_host_blocks` places in host memory: every id is in range, no place is

@@ -27,11 +27,18 @@ impl KvCache {
     /// Every invariant over the pool, the prefix cache and all live tables; the text names the one that is broken.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = HeldTable<'a>>) -> Result<(), String> {
         let mut refs = vec![Holders::default(); self.pool.len()];
-        for (number, held) in (1..).zip(tables) {
+        let mut number = 0;
+        for held in tables {
+            number += 1;
             self.check_table(&held, number, &mut refs)?;
+        }
+        for pinned in self.pinned_tables() {
+            number += 1;
+            self.check_table(&pinned, number, &mut refs)?;
         }
         self.check_blocks(&refs)?;
         self.check_lists()?;
+        self.check_pins()?;
         self.check_counts()
     }
 

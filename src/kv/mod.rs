@@ -27,6 +27,7 @@ mod block_table;
 mod groups;
 mod host_pool;
 mod integrity;
+mod pins;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
@@ -34,10 +35,12 @@ pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
 pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
+pub use pins::{PinSpec, PrefixView};
 pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use block_pool::{BlockPool, Unheld, Visibility};
+use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -74,6 +77,10 @@ pub enum BlockEvent {
     /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
+    Pin { block: BlockId },
+    /// No pinned prefix holds it any more (an `Unref` follows).
+    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -91,6 +98,8 @@ pub struct KvCounts {
     /// The sum over shared blocks of (references - 1).
     pub saved: u32,
     pub evicted_this_step: u32,
+    /// Held by a pinned prefix.
+    pub pinned: u32,
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -104,6 +113,8 @@ pub struct BlockView {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
     /// Step of the last change.
     pub last_step: u64,
 }
@@ -139,6 +150,10 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
+    /// Where hits of the step ended, and their tokens: counted when it commits.
+    hits: Vec<(BlockId, u32)>,
+    pins: Vec<Pin>,
+    lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
 }
 
@@ -158,6 +173,9 @@ impl KvCache {
             prefix: PrefixCache::new(config, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
+            hits: Vec::new(),
+            pins: Vec::new(),
+            lost_pins: Vec::new(),
             hit: Vec::new(),
         }
     }
@@ -190,9 +208,9 @@ impl KvCache {
         self.config.groups.blocks_for(tokens, chunk, self.config.block_size)
     }
 
-    /// The most positions, up to `limit`, that one sequence can have with the whole pool to itself.
-    pub fn capacity(&self, limit: u32, chunk: u32) -> u32 {
-        self.config.groups.tokens_in(self.num_usable(), limit, chunk, self.config.block_size)
+    /// The most positions, up to `limit`, that one sequence can have with so many blocks to itself.
+    pub fn capacity(&self, blocks: u32, limit: u32, chunk: u32) -> u32 {
+        self.config.groups.tokens_in(blocks, limit, chunk, self.config.block_size)
     }
 
     /// The chain of a new sequence: prefixes are shared only between equal keys.
@@ -210,6 +228,9 @@ impl KvCache {
     pub fn commit(&mut self) {
         self.pool.commit();
         self.prefix.commit();
+        for (block, tokens) in self.hits.drain(..) {
+            self.prefix.count_hit(block, tokens, self.pool.header.step);
+        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -219,6 +240,7 @@ impl KvCache {
         self.pool.undo(|block| prefix.restore(block));
         prefix.undo();
         self.events.truncate(self.events_before_step);
+        self.hits.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -281,6 +303,9 @@ impl KvCache {
         }
         let hit_tokens = table.num_rows() * self.config.block_size;
         table.raise_slots(hit_tokens);
+        let num_groups = self.config.groups.num() as usize;
+        let last = self.hit.chunks_exact(num_groups).next_back().map(|row| row[self.config.groups.anchor() as usize]);
+        self.hits.extend(last.filter(|block| *block != BlockId::NULL).map(|last| (last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         self.hit.clear();
@@ -407,6 +432,7 @@ impl KvCache {
             }
             self.pool.set_visibility(block, Visibility::Tainted);
         }
+        self.drop_suspect_pins();
     }
 
     pub fn counts(&self) -> KvCounts {
@@ -420,6 +446,7 @@ impl KvCache {
             shared: header.num_shared,
             saved: header.num_saved,
             evicted_this_step: header.evicted_this_step,
+            pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
         }
@@ -434,6 +461,7 @@ impl KvCache {
             refs: block.refs,
             filled: block.filled,
             hash: is_published.then(|| self.prefix.hash_of(id)),
+            is_pinned: block.pins > 0,
             last_step: block.last_step,
         }
     }
@@ -459,7 +487,7 @@ impl KvCache {
         self.events.drain(..)
     }
 
-    /// False when there is no block or it is tainted: what follows it cannot be published either.
+    /// False when there is no block or it is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(
         &mut self,
         block: BlockId,
@@ -477,9 +505,13 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, row, group, block) else {
-            return true;
-        };
+        let pool = &self.pool;
+        let (hash, replaced) =
+            match self.prefix.publish(chain, tokens, (row, group), block, |old| pool.block(old).pins > 0) {
+                Published::Now { hash, replaced } => (hash, replaced),
+                Published::Duplicate => return true,
+                Published::Refused => return false,
+            };
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);

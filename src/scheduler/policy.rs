@@ -59,6 +59,8 @@ pub(super) struct Room {
     pub available: u32,
     /// Blocks promised to those who run.
     pub promised: u32,
+    /// Who may have to replace a block that a window shares: the newcomer, and while anybody runs one of them.
+    pub sharers: u32,
     /// Kept free while anybody runs.
     pub watermark: u32,
 }
@@ -73,7 +75,8 @@ pub(super) fn may_join(
 ) -> Result<(), WaitReason> {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
     let remaining = seq.num_tokens() - hit.num_blocks * kv.block_size();
-    let needed = kv.blocks_needed(tokens, chunk(remaining, config)).saturating_sub(hit.num_held) + 2 * hit.num_shared;
+    let needed =
+        kv.blocks_needed(tokens, chunk(remaining, config)).saturating_sub(hit.num_held) + room.sharers * hit.num_shared;
     let available = room.available.saturating_sub(hit.num_idle + room.promised + room.watermark);
     if needed > available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
 }

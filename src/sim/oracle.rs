@@ -13,15 +13,18 @@ pub(super) struct Expected {
     pub reason: FinishReason,
 }
 
-/// True when the request must be refused, whatever the load (a full queue is another matter).
-pub(super) fn is_impossible(world: &World, new: &NewSequence) -> bool {
+/// True when the request must be refused, whatever the load (a full queue is another matter). `capacity` is in blocks.
+pub(super) fn is_impossible(world: &World, new: &NewSequence, capacity: u32) -> bool {
     let prompt = new.prompt.len() as u32;
     let total = prompt + new.stop.max_tokens.unwrap_or(1);
-    prompt == 0 || new.stop.max_tokens == Some(0) || total > world.scheduler.max_model_len || !fits(world, total)
+    prompt == 0
+        || new.stop.max_tokens == Some(0)
+        || total > world.scheduler.max_model_len
+        || !fits(world, total, capacity)
 }
 
-/// True when the pool holds a sequence of so many tokens.
-fn fits(world: &World, total: u32) -> bool {
+/// True when a pool of so many blocks holds a sequence of so many tokens.
+fn fits(world: &World, total: u32, capacity: u32) -> bool {
     let (size, rows) = (world.kv.block_size, total.div_ceil(world.kv.block_size));
     let chunk = world.scheduler.long_prefill_cap.min(world.scheduler.max_tokens_per_step);
     let of_group = |window: Option<u32>| {
@@ -29,12 +32,13 @@ fn fits(world: &World, total: u32) -> bool {
         let rows_of = |window: u32| (0..size).map(|at| (at + window - 1 + chunk).div_ceil(size)).max().unwrap_or(0);
         window.map_or(rows, |window| rows.min(rows_of(window)))
     };
-    world.kv.groups.windows().map(of_group).sum::<u32>() < world.kv.num_blocks
+    world.kv.groups.windows().map(of_group).sum::<u32>() <= capacity
 }
 
-/// Runs the request alone.
-pub(super) fn alone(world: &World, new: &NewSequence) -> Expected {
-    let context = (1..=world.scheduler.max_model_len).rev().find(|total| fits(world, *total)).unwrap_or(0) as usize;
+/// Runs the request alone, on a pool of so many blocks.
+pub(super) fn alone(world: &World, new: &NewSequence, capacity: u32) -> Expected {
+    let context =
+        (1..=world.scheduler.max_model_len).rev().find(|total| fits(world, *total, capacity)).unwrap_or(0) as usize;
     let sampling = RowSampling::new(&new.sampling, new.seed);
     let mut run = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
     new.prompt.iter().for_each(|token| run.push(*token));

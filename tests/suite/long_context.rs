@@ -4,6 +4,7 @@ use kvasir::batch::{RowSampling, StepBatch};
 use kvasir::executor::Executor;
 use kvasir::executor::paged_fake::{Attention, FakeConfig, PagedFake, Reply, UnpagedRun};
 use kvasir::ids::{RequestId, TokenId};
+use kvasir::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use kvasir::kernels::step_meta;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::protocol::{SamplingParams, StopRules};
@@ -14,10 +15,21 @@ const BLOCK_SIZE: u32 = 16;
 const VOCAB: u32 = 1 << 20;
 const CHUNK: u32 = 8192;
 
+const WORK: WorkLimits = WorkLimits {
+    tokens_per_workgroup: 1,
+    parts: 1,
+    parallel: 2,
+    max_slots: 4096,
+    window: None,
+    split: Take::WhenItPays,
+    share: Take::WhenItPays,
+};
+
 struct World {
     scheduler: Scheduler,
     executor: PagedFake,
     batch: StepBatch,
+    work: AttentionWork,
     words: Vec<u32>,
     output: Vec<TokenId>,
     step: u64,
@@ -55,6 +67,7 @@ impl World {
             scheduler: Scheduler::new(config, kv),
             executor: PagedFake::new(fake).with_windows(windows),
             batch: StepBatch::default(),
+            work: AttentionWork::default(),
             words: Vec::new(),
             output: Vec::new(),
             step: 0,
@@ -84,7 +97,8 @@ impl World {
             let start = Instant::now();
             let plan = self.scheduler.plan_step(inputs);
             self.batch.build(&plan, &self.scheduler);
-            step_meta::encode(&self.batch, &mut self.words);
+            self.work.plan(&self.batch, &WORK);
+            step_meta::encode(&self.batch, &self.work, &mut self.words);
             let planned = start.elapsed();
             let handle = self.executor.launch(&self.batch).expect("a valid batch");
             let result = self.executor.wait(handle).expect("it runs");

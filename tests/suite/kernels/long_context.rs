@@ -3,7 +3,8 @@
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Recording;
 use kvasir::kernels::RowOutput;
-use kvasir::kernels::attention::{self, Attention, RowKinds};
+use kvasir::kernels::attention::{self, Attention};
+use kvasir::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use kvasir::kernels::kv_layout::{KvFormat, KvLayout};
 use kvasir::kernels::rope_kv_write::{self, RopeKvWrite, rope_table, write_reference};
 use kvasir::kernels::step_meta;
@@ -38,15 +39,27 @@ fn batch_of(table: &[u32], count: u32) -> StepBatch {
 }
 
 fn attend(rig: &Rig, shape: &attention::Shape, batch: &StepBatch, buffers: [&kvasir::gpu::Buffer; 3]) -> Vec<f32> {
-    let meta = rig.step_meta(step_meta::num_words(batch));
-    rig.set_step(&meta, batch);
+    let mut work = AttentionWork::default();
+    let limits = WorkLimits {
+        tokens_per_workgroup: shape.tokens_per_workgroup(rig.class),
+        parts: shape.parts(),
+        parallel: 2,
+        max_slots: 4096,
+        window: None,
+        split: Take::WhenItPays,
+        share: Take::Never,
+    };
+    work.plan(batch, &limits);
+    let meta = rig.step_meta(step_meta::num_words(batch, &work));
+    rig.set_work(&meta, batch, &work);
+    let partials = rig.filled("partials", 4096 * shape.partial_bytes() as usize / 4, f32::NAN).whole();
     let out = rig.filled("out", batch.num_tokens() * shape.out_stride() as usize, 7e7);
     let [q, k_cache, v_cache] = buffers.map(|buffer| buffer.whole());
     let y = RowOutput::F32(&out.whole());
-    let buffers = attention::Buffers { q: &q, k_cache: &k_cache, v_cache: &v_cache, y };
+    let buffers = attention::Buffers { q: &q, k_cache: &k_cache, v_cache: &v_cache, partials: &partials, y };
     let kernel = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, (None, 0), &buffers));
     let mut recording = Recording::new("attention");
-    kernel.record(&mut recording, batch.num_tokens() as u32, RowKinds::of(&batch.row_start));
+    kernel.record(&mut recording, work.counts);
     rig.replay(&recording);
     rig.read(&out)
 }
@@ -86,7 +99,7 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
     };
     let qkv: Vec<f32> = (0..COMPUTED * shape.qkv_stride()).map(|_| 2.0 * random.unit()).collect();
     let numbers = (1e-6, 1.0 / f64::from(HEAD_DIM).sqrt());
-    let meta = rig.step_meta(step_meta::num_words(&batch));
+    let meta = rig.step_meta(step_meta::num_words(&batch, &AttentionWork::default()));
     rig.set_step(&meta, &batch);
     let (qkv_buffer, rope_buffer) = (rig.upload("qkv", &qkv), rig.upload("rope", &pairs));
     // Padding is not written.
