@@ -1,16 +1,16 @@
 //! The paged KV cache: who holds which block, and which blocks can be found again by what they hold.
 //!
-//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt and all tokens are
-//! equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
+//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt, adapter and all
+//! tokens are equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
 //! of a step are a transaction ([`KvCache::begin`], then [`KvCache::commit`] or [`KvCache::undo`]), and undoing restores
 //! blocks, list orders and counts exactly. Eviction order follows step numbers: no clock is read.
 //! It does not hold keys or values: it decides where they go. It does not choose victims among requests.
 //!
 //! ```
-//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig}};
+//! use kvasir::{ids::RequestId, kv::{BlockTable, CacheKey, KvCache, KvConfig}};
 //! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, enable_prefix_cache: true });
 //! let (prompt, mut table) = ([1, 2, 3, 4, 5], BlockTable::new(RequestId(1)));
-//! let mut chain = kv.new_chain(0);
+//! let mut chain = kv.new_chain(CacheKey::default());
 //! chain.extend(&prompt);
 //! kv.begin(1);
 //! kv.reserve(&mut table, 5).expect("the pool is empty");
@@ -23,16 +23,21 @@
 
 mod block_pool;
 mod block_table;
+mod host_pool;
 mod integrity;
+mod pins;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
-pub use prefix_cache::PrefixChain;
+pub use pins::{PinSpec, PrefixView};
+pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use block_pool::{BlockPool, Unheld, Visibility};
+use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -66,6 +71,10 @@ pub enum BlockEvent {
     /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
+    Pin { block: BlockId },
+    /// No pinned prefix holds it any more (an `Unref` follows).
+    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -83,6 +92,8 @@ pub struct KvCounts {
     /// The sum over shared blocks of (references - 1).
     pub saved: u32,
     pub evicted_this_step: u32,
+    /// Held by a pinned prefix.
+    pub pinned: u32,
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -96,6 +107,8 @@ pub struct BlockView {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
     /// Step of the last change.
     pub last_step: u64,
 }
@@ -126,6 +139,10 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
+    /// Where hits of the step ended, and their tokens: counted when it commits.
+    hits: Vec<(BlockId, u32)>,
+    pins: Vec<Pin>,
+    lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
 }
 
@@ -145,6 +162,9 @@ impl KvCache {
             prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
+            hits: Vec::new(),
+            pins: Vec::new(),
+            lost_pins: Vec::new(),
             hit: Vec::new(),
         }
     }
@@ -172,9 +192,9 @@ impl KvCache {
         tokens.div_ceil(self.config.block_size)
     }
 
-    /// The chain of a new sequence: prefixes are shared only between equal salts.
-    pub fn new_chain(&self, salt: u64) -> PrefixChain {
-        PrefixChain::new(salt, self.config.block_size, self.hash_mask)
+    /// The chain of a new sequence: prefixes are shared only between equal keys.
+    pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
+        PrefixChain::new(key, self.config.block_size, self.hash_mask)
     }
 
     /// Opens the transaction of a step. Steps ascend.
@@ -186,6 +206,9 @@ impl KvCache {
     /// The step ran: what was reserved is active.
     pub fn commit(&mut self) {
         self.pool.commit();
+        for (block, tokens) in self.hits.drain(..) {
+            self.prefix.count_hit(block, tokens, self.pool.header.step);
+        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -194,6 +217,7 @@ impl KvCache {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
         self.events.truncate(self.events_before_step);
+        self.hits.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -212,6 +236,19 @@ impl KvCache {
         PrefixHit { num_blocks: self.hit.len() as u32, num_idle }
     }
 
+    /// How many blocks a lookup would find: for ranking, without the memory of a hit.
+    pub fn num_cached_blocks(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> u32 {
+        match self.config.enable_prefix_cache {
+            true => self.prefix.count(chain, tokens, max_blocks as usize),
+            false => 0,
+        }
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.prefix.num_changes()
+    }
+
     /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
     pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
         assert_eq!(table.num_blocks(), 0, "a prefix is attached to an empty table");
@@ -222,6 +259,7 @@ impl KvCache {
         }
         let hit_tokens = self.hit.len() as u32 * self.config.block_size;
         table.raise_slots(hit_tokens);
+        self.hits.extend(self.hit.last().map(|last| (*last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         self.hit.clear();
@@ -318,6 +356,7 @@ impl KvCache {
             }
             self.pool.set_visibility(block, Visibility::Tainted);
         }
+        self.drop_suspect_pins();
     }
 
     pub fn counts(&self) -> KvCounts {
@@ -331,6 +370,7 @@ impl KvCache {
             shared: header.num_shared,
             saved: header.num_saved,
             evicted_this_step: header.evicted_this_step,
+            pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
         }
@@ -345,6 +385,7 @@ impl KvCache {
             refs: block.refs,
             filled: block.filled,
             hash: is_published.then(|| self.prefix.hash_of(id)),
+            is_pinned: block.pins > 0,
             last_step: block.last_step,
         }
     }
@@ -370,7 +411,7 @@ impl KvCache {
         self.events.drain(..)
     }
 
-    /// False when the block is tainted: what follows it cannot be published either.
+    /// False when the block is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
             return false;
@@ -381,7 +422,12 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        let pool = &self.pool;
+        let (hash, replaced) = match self.prefix.publish(chain, tokens, i, block, |old| pool.block(old).pins > 0) {
+            Published::Now { hash, replaced } => (hash, replaced),
+            Published::Duplicate => return true,
+            Published::Refused => return false,
+        };
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);

@@ -1,6 +1,8 @@
 //! Planning a step: serve those who run, then admit.
 
 use super::policy::{self, Room};
+use super::prefill::Shares;
+use super::queue::{QueueMark, QueuePolicy};
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
 };
@@ -23,16 +25,18 @@ pub struct PlanInputs {
 #[derive(Debug)]
 pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
-    Admit { seq: SeqIdx, cached_tokens: Option<u32> },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, table: SuspendedTable },
+    Admit { seq: SeqIdx, cached_tokens: Option<u32>, cost: u32, paid: u32, mark: QueueMark },
+    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, table: SuspendedTable, mark: QueueMark },
 }
 
 /// A plan being made.
-struct Draft {
-    plan: StepPlan,
+pub(super) struct Draft {
+    pub(super) plan: StepPlan,
     budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
+    /// How the running prompts share what is left for them.
+    shares: Shares,
     /// Blocks kept for protected sequences.
     claimed: u32,
 }
@@ -51,15 +55,19 @@ impl Scheduler {
         assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
         self.kv.begin(inputs.step);
         self.in_flight = Some(inputs.step);
+        self.last_step = inputs.step;
+        self.num_looked_at += self.running.len() as u64;
         let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
         let mut draft = Draft {
             plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
+            shares: Shares::ALL,
             claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
         };
         self.serve_running(&mut draft, Pass::One);
+        draft.shares = self.share_prefill(&draft);
         self.serve_running(&mut draft, Pass::More);
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
@@ -89,6 +97,7 @@ impl Scheduler {
                 continue;
             }
             let num_tokens = self.chunk(seq.num_remaining(), draft);
+            let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
             if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
             }
@@ -99,10 +108,7 @@ impl Scheduler {
     /// How many of the remaining tokens the step can compute for one row.
     fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
         let chunk = remaining.min(self.config.long_prefill_cap).min(draft.budget_left);
-        if remaining == 1 || !draft.has_one_token_rows() {
-            return chunk;
-        }
-        chunk.min(draft.max_prefill_tokens.max(1).saturating_sub(draft.prefill_used))
+        if remaining == 1 { chunk } else { chunk.min(draft.prefill_left()) }
     }
 
     /// Preempts until `num_tokens` more positions fit. False when the sequence itself had to give way.
@@ -116,9 +122,9 @@ impl Scheduler {
                 return true;
             }
             let running = self.running.iter().map(|idx| self.seq(*idx));
-            let victim = policy::victim(running, &self.config).expect("a protected sequence finds what it claims").id;
-            let victim = self.by_id[&victim];
-            self.preempt(victim, idx, draft);
+            let scores = policy::victim_scores(running, &self.config);
+            let victim = self.by_id[&policy::victim(&scores).expect("a protected sequence finds what it claims")];
+            self.preempt(victim, idx, scores, draft);
             if victim == idx {
                 return false;
             }
@@ -158,8 +164,8 @@ impl Scheduler {
         });
     }
 
-    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
-    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
+    /// Puts a running sequence back in the queue. What it had in this plan is given back.
+    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
         if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
             let row = draft.plan.rows.remove(at);
             draft.budget_left += row.num_tokens;
@@ -171,27 +177,32 @@ impl Scheduler {
         self.running.remove(at);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
+        let mark = self.waiting.mark();
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
         let (slot, num_computed) = (seq.slot.expect("a running sequence has a slot"), seq.num_computed);
         let table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
         seq.reset_progress();
         seq.preemptions += 1;
+        seq.ticket.is_resumed = true;
+        self.waiting.put_back(victim, &seq.ticket);
         let table = self.kv.suspend(table);
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table, mark });
         self.free_slots.push(slot);
-        self.waiting.push_front(victim);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
             lost_tokens: num_computed,
+            policy: self.config.victim,
+            scores,
         });
     }
 
     /// Admits from the head of the queue while the whole of each fits; says what stopped it.
     fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
         let mut promised: u32 = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
-        while let Some(&idx) = self.waiting.front() {
+        while let Some(idx) = self.waiting.first() {
+            self.num_looked_at += 1;
             let Some(&slot) = self.free_slots.last() else {
                 return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
             };
@@ -212,8 +223,6 @@ impl Scheduler {
             if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
                 return Some(reason);
             }
-            self.waiting.pop_front();
-            self.free_slots.pop();
             self.join(idx, slot, query_tokens, num_tokens, draft);
             promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
         }
@@ -236,10 +245,16 @@ impl Scheduler {
 
     /// Moves a waiting sequence into the batch with the hit just looked up.
     fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
+        self.free_slots.pop();
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
-        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
+        let mark = self.waiting.take(&seq.ticket);
         self.kv.attach(&mut seq.table, query_tokens);
         let cached_tokens = seq.table.slots();
+        // Paid once, for what is computed of the prompt.
+        let cost = std::mem::take(&mut seq.ticket.cost);
+        let paid = cost.saturating_sub(cached_tokens);
+        self.waiting.charge(seq.ticket.client, paid);
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, cost, paid, mark });
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
         seq.num_computed = cached_tokens;
@@ -252,21 +267,37 @@ impl Scheduler {
         self.plan_row(idx, num_tokens, Some(joined), draft);
     }
 
-    fn explain_waiting(&self, plan: &mut StepPlan, binding: Option<WaitReason>) {
+    fn explain_waiting(&mut self, plan: &mut StepPlan, binding: Option<WaitReason>) {
         plan.num_running = self.running.len() as u32;
         plan.num_waiting = self.waiting.len() as u32;
-        for (position, seq) in self.waiting().take(MAX_REASONS).enumerate() {
+        plan.binding = binding;
+        let is_fair = self.waiting.policy() == QueuePolicy::Fair;
+        let Some(first) = self.waiting.first().map(|idx| self.seq(idx).ticket) else { return };
+        for (position, idx) in self.waiting.iter().take(MAX_REASONS).enumerate() {
+            let ticket = self.seq(idx).ticket;
             let reason = match (position, binding) {
                 (_, Some(WaitReason::Preemption)) => WaitReason::Preemption,
                 (0, Some(reason)) => reason,
+                _ if is_fair && ticket.client != first.client && ticket.id < first.id => {
+                    WaitReason::Share { ahead: first.id }
+                }
                 (position, _) => WaitReason::Behind { position: position as u32 },
             };
-            plan.waiting.push((seq.id, reason));
+            plan.waiting.push((ticket.id, reason));
         }
+        self.num_looked_at += plan.waiting.len() as u64;
     }
 }
 
 impl Draft {
+    /// Tokens that rows which need several may still compute.
+    pub(super) fn prefill_left(&self) -> u32 {
+        match self.has_one_token_rows() {
+            true => self.budget_left.min(self.max_prefill_tokens.max(1).saturating_sub(self.prefill_used)),
+            false => self.budget_left,
+        }
+    }
+
     fn has_one_token_rows(&self) -> bool {
         self.plan.budget - self.budget_left > self.prefill_used
     }

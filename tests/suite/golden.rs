@@ -7,6 +7,7 @@ use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
+use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
 use safetensors::SafeTensors;
 
@@ -20,8 +21,21 @@ const DEFAULT: f32 = 4e-2;
 const DEFAULT_KL: f64 = 2e-3;
 
 /// Folders under `tiny/` of the families that load.
-const FAMILIES: [&str; 7] =
-    ["llama", "llama_tied_llama3rope", "llama_yarn", "llama_linear_bias", "mistral_swa", "qwen2_sharded", "qwen3_bf16"];
+const FAMILIES: [&str; 13] = [
+    "llama",
+    "llama_tied_llama3rope",
+    "llama_yarn",
+    "llama_linear_bias",
+    "mistral_swa",
+    "qwen2_sharded",
+    "qwen3_bf16",
+    "gemma3_text",
+    "phi3_f16",
+    "gpt2",
+    "gpt_neox",
+    "stablelm",
+    "starcoder2",
+];
 /// Folders under `gguf/` of the types that load on the GPU.
 const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
@@ -242,6 +256,9 @@ fn logits_are_the_same_bits_however_the_work_is_cut() {
                 let got = logits(&mut executor, &prompts, plan);
                 assert!(got == want, "{} {mode:?} {plan:?} changed bits", case.name);
             }
+            executor.set_attention(Take::Always, Take::Always);
+            let got = logits(&mut executor, &prompts, LogitsPlan { chunk: Some(7), is_batched: true, ..WHOLE });
+            assert!(got == want, "{} {mode:?}: attention in pieces changed bits", case.name);
             for block_size in [8, 32] {
                 let mut executor = open_case(&case, Mode { block_size, ..mode }).expect("opened before");
                 let got = logits(&mut executor, &prompts, LogitsPlan { is_batched: true, ..WHOLE });
@@ -249,6 +266,18 @@ fn logits_are_the_same_bits_however_the_work_is_cut() {
             }
         }
     }
+}
+
+#[test]
+fn a_block_can_be_read_whole_and_the_null_block_stays_empty() {
+    let Some(case) = case(&core_fixtures(), "tiny", "llama") else { return };
+    let Some(mut executor) = open_case(&case, DEFAULT_MODE) else { return };
+    let read = |executor: &WgpuExecutor, block| executor.read_block(block).expect("the device works");
+    assert_eq!(read(&executor, 1).len() as u64, executor.kv_bytes_per_block());
+    logits(&mut executor, &prompt_ids(&case)[..1], WHOLE);
+    let used = (1..executor.num_blocks()).filter(|&b| read(&executor, b).iter().any(|byte| *byte != 0)).count();
+    assert_eq!(used, case.prompts[0].ids.len().div_ceil(DEFAULT_MODE.block_size as usize));
+    assert!(read(&executor, 0).iter().all(|byte| *byte == 0));
 }
 
 #[test]
