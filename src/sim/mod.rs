@@ -12,6 +12,7 @@
 
 mod mirror;
 mod oracle;
+pub mod paper;
 mod rng;
 mod runner;
 mod world;

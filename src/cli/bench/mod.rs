@@ -1,6 +1,7 @@
-//! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone.
+//! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone, the figures of a paper.
 
 mod latency;
+mod paper;
 mod sim;
 mod throughput;
 
@@ -20,6 +21,8 @@ pub enum BenchCommand {
     Throughput(throughput::ThroughputArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
+    /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
+    Paper(paper::PaperArgs),
 }
 
 pub fn run(command: &BenchCommand) -> CliResult {
@@ -27,6 +30,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Throughput(args) => throughput::run(args),
         BenchCommand::Sim(args) => sim::run(args),
+        BenchCommand::Paper(args) => paper::run(args),
     }
 }
 
