@@ -4,6 +4,7 @@
 use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
+use super::kv_buffers::KvBuffers;
 use super::weights::{LayerWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention, RowKinds};
@@ -65,6 +66,7 @@ pub struct Forward {
     pub row_logprobs: Buffer,
     pub logits_stride: u32,
     pub max_logits: u32,
+    pub kv: KvBuffers,
 }
 
 /// Logits of one round are at most this many bytes (but always a row for each sequence).
@@ -103,11 +105,12 @@ impl Forward {
         let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
         let table = b.rope_table()?;
+        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers)?;
         let layers = (0..spec.num_layers as usize)
-            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table))
+            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table, &kv))
             .collect::<Result<_, _>>()?;
         let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
-        b.finish(weights, &scratch, embed, layers)
+        b.finish(weights, &scratch, embed, layers, kv)
     }
 
     /// Everything from token ids to logits and, if `samples`, to tokens.
@@ -200,10 +203,6 @@ impl Builder<'_> {
         })
     }
 
-    fn kv_format(&self) -> KvFormat {
-        if self.cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
-    }
-
     fn rope_shape(&self) -> rope_kv_write::Shape {
         rope_kv_write::Shape {
             num_heads: self.spec.num_heads,
@@ -212,7 +211,7 @@ impl Builder<'_> {
             rotary_dim: self.spec.rope.rotary_dim,
             interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
             qk_norm: self.spec.qk_norm,
-            kv: self.kv_format(),
+            kv: kv_format(self.cfg),
         }
     }
 
@@ -221,7 +220,7 @@ impl Builder<'_> {
             num_heads: self.spec.num_heads,
             num_kv_heads: self.spec.num_kv_heads,
             head_dim: self.spec.head_dim,
-            kv: self.kv_format(),
+            kv: kv_format(self.cfg),
         }
     }
 
@@ -242,17 +241,10 @@ impl Builder<'_> {
         weights: &LayerWeights,
         scratch: &Scratch,
         table: &BufferSlice,
+        kv: &KvBuffers,
     ) -> Result<Layer, LoadError> {
         let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
-        let kv = KvLayout {
-            num_blocks: self.cfg.num_blocks,
-            block_size: self.cfg.block_size,
-            num_kv_heads: self.spec.num_kv_heads,
-            head_dim: self.spec.head_dim,
-            format: self.kv_format(),
-        };
-        let k_cache = self.gpu.alloc(&format!("layer {l} keys"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
-        let v_cache = self.gpu.alloc(&format!("layer {l} values"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        let (k_cache, v_cache) = (kv.layers[l].k.whole(), kv.layers[l].v.whole());
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
@@ -376,6 +368,7 @@ impl Builder<'_> {
         scratch: &Scratch,
         embed: Embed,
         layers: Vec<Layer>,
+        kv: KvBuffers,
     ) -> Result<Forward, LoadError> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
@@ -405,6 +398,22 @@ impl Builder<'_> {
             row_logprobs,
             logits_stride,
             max_logits,
+            kv,
         })
+    }
+}
+
+fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
+    if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
+}
+
+/// How each layer's cache lies.
+pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
+    KvLayout {
+        num_blocks: cfg.num_blocks,
+        block_size: cfg.block_size,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        format: kv_format(cfg),
     }
 }
