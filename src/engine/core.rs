@@ -81,7 +81,7 @@ impl EngineCore {
             // Submit counts new requests only; preempted ones wait beside them.
             max_waiting: options.max_queue.saturating_add(options.max_num_seqs),
             long_prefill_cap: max_tokens_per_step,
-            watermark_blocks: executor.num_blocks() / 100,
+            watermark_blocks: scheduler::default_watermark(executor.num_blocks()),
             max_preemptions: MAX_PREEMPTIONS,
             check: match options.check {
                 CheckLevel::WhenIdle => scheduler::CheckLevel::Cheap,

@@ -20,6 +20,7 @@ pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, WaitReason};
 pub use planner::PlanInputs;
+pub use policy::default_watermark;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 use crate::ids::{RequestId, SeqSlot};

@@ -36,8 +36,8 @@ fn to_json(report: &PaperReport) -> Value {
     };
     let useful = |useful: &UsefulKv| {
         json!({
-            "paged": useful.headline().of_pool,
-            "paged_of_held": useful.headline().of_held,
+            "paged": useful.headline().of_held,
+            "paged_of_pool": useful.headline().of_pool,
             "reserve_max": useful.reserve_max.useful,
             "reserve_pow2": useful.reserve_pow2.useful,
             "reserve_oracle": useful.reserve_oracle.useful,
@@ -83,11 +83,15 @@ fn to_text(report: &PaperReport) -> String {
         let papers = if name == "ShareGPT" { ["20.4 %", "26.8 %", "38.2 %"] } else { ["", "", ""] };
         let reservations = [&useful.reserve_max, &useful.reserve_pow2, &useful.reserve_oracle];
         for ((what, used), paper) in ["max", "power of two", "oracle"].into_iter().zip(reservations).zip(papers) {
-            rows.push(row([&format!("useful KV, {name}, reserving {what}"), &percent(used.useful), paper]));
+            rows.push(row([
+                &format!("useful KV, {name}, reserving {what}"),
+                &shares(used.of_held, used.useful),
+                paper,
+            ]));
         }
         for (size, used) in &useful.paged {
             let paper = if name == "ShareGPT" && *size == BLOCK_SIZE { "96.3 %" } else { "" };
-            let share = format!("{} ({} of held blocks)", percent(used.of_pool), percent(used.of_held));
+            let share = shares(used.of_held, used.of_pool);
             rows.push(row([&format!("useful KV, {name}, paged, block {size}"), &share, paper]));
         }
     }
@@ -126,8 +130,9 @@ fn to_text(report: &PaperReport) -> String {
         rows.push(row([&format!("between tokens while a 2k prompt joins {how}"), &times, ""]));
     }
     format!(
-        "{}\n{}\n{}\nUseful KV is the share of all {NUM_SLOTS} slots that hold a running request's tokens, over the steps in \
-         which requests wait for memory.\nMilliseconds are modelled: {} per step and {} per token. Seed {}, {} requests.\n",
+        "{}\n{}\n{}\nUseful KV: slots that hold a running request's tokens, as a share of the slots that requests hold and of the \
+         whole pool of {NUM_SLOTS},\nover the steps in which requests wait for memory. What a reservation cannot use is lost to \
+         the gaps; free blocks wait for whoever grows.\nMilliseconds are modelled: {} per step and {} per token. Seed {}, {} requests.\n",
         out::table(&rows),
         SHAREGPT.describe(),
         ALPACA.describe(),
@@ -140,6 +145,10 @@ fn to_text(report: &PaperReport) -> String {
 
 fn row(cells: [&str; 3]) -> Vec<String> {
     cells.map(String::from).to_vec()
+}
+
+fn shares(of_held: f64, of_pool: f64) -> String {
+    format!("{} of held, {} of pool", percent(of_held), percent(of_pool))
 }
 
 fn percent(share: f64) -> String {

@@ -2,6 +2,7 @@
 
 use super::drive::{Drive, Setup};
 use super::lengths::Lengths;
+use crate::scheduler::default_watermark;
 use serde::Serialize;
 
 /// Rows of the batch at most, as in the paper's experiments (vLLM's default).
@@ -22,7 +23,7 @@ pub struct PagedUse {
     pub recompute_tax: f64,
 }
 
-/// A pool of `num_slots` slots in blocks of `block_size`, with the engine's watermark of 1 %.
+/// A pool of `num_slots` slots in blocks of `block_size`, with the engine's watermark.
 pub fn pool(num_slots: u32, block_size: u32) -> Setup {
     let usable_blocks = num_slots / block_size;
     Setup {
@@ -30,7 +31,7 @@ pub fn pool(num_slots: u32, block_size: u32) -> Setup {
         block_size,
         max_num_seqs: MAX_NUM_SEQS,
         max_tokens_per_step: MAX_TOKENS_PER_STEP,
-        watermark_blocks: usable_blocks / 100,
+        watermark_blocks: default_watermark(usable_blocks),
         prefix_cache: true,
     }
 }

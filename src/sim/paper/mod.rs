@@ -97,3 +97,29 @@ pub fn run(seed: u64, num_requests: u32) -> PaperReport {
         long_prompt: latency::long_prompt(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_the_papers_or_better() {
+        let report = run(7, 1000);
+        let useful = &report.useful_sharegpt;
+        assert!(useful.headline().of_held >= 0.96, "{:?}", useful.headline());
+        for (used, paper) in [(useful.reserve_max, 0.204), (useful.reserve_pow2, 0.268), (useful.reserve_oracle, 0.382)]
+        {
+            assert!((used.useful - paper).abs() < 0.03, "{used:?}, the paper has {paper}");
+        }
+        let shares: Vec<f64> = useful.paged.iter().map(|(_, used)| used.of_held).collect();
+        assert!(shares.is_sorted_by(|a, b| a > b), "smaller blocks waste less: {shares:?}");
+        assert!(useful.concurrency() >= 3.5, "{}", useful.concurrency());
+        assert!(report.uniform.ratio >= 1.7 && report.exponential.ratio >= 2.5, "{report:?}");
+        assert_eq!(report.fixed.static_steps, report.fixed.continuous_steps, "the control");
+        for tax in [report.tax_sharegpt, report.tax_alpaca] {
+            assert!(tax.with_watermark.recompute_tax <= 0.05, "{tax:?}");
+            assert!(tax.without_watermark.recompute_tax > tax.with_watermark.recompute_tax, "{tax:?}");
+            assert!(tax.without_watermark.preemptions > 0, "memory is short: {tax:?}");
+        }
+    }
+}

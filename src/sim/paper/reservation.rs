@@ -39,6 +39,8 @@ pub struct MemoryUse {
     pub internal: f64,
     /// Lost to rounding and in gaps.
     pub external: f64,
+    /// `useful` as a share of the slots that requests hold, rounding included.
+    pub of_held: f64,
     /// Requests in the batch.
     pub mean_running: f64,
 }
@@ -55,7 +57,7 @@ pub fn serve(reservation: Reservation, num_slots: u32, requests: &[Lengths]) -> 
     let mut buddy = Buddy::new(num_slots);
     let mut waiting = requests.iter().copied().peekable();
     let mut running: Vec<Running> = Vec::new();
-    let (mut sum, mut steps) = (MemoryUse::default(), 0.0);
+    let (mut sum, mut held, mut steps) = (MemoryUse::default(), 0.0, 0.0);
     loop {
         while let Some(&lengths) = waiting.peek() {
             let reserved = reservation.slots(lengths);
@@ -74,6 +76,7 @@ pub fn serve(reservation: Reservation, num_slots: u32, requests: &[Lengths]) -> 
             sum.reserved += f64::from(to_come);
             sum.internal += f64::from(request.reserved - request.lengths.total());
         }
+        held += f64::from(num_slots - buddy.num_free());
         sum.mean_running += running.len() as f64;
         steps += 1.0;
         // The last token of an output is never computed: it has no K and V.
@@ -83,7 +86,8 @@ pub fn serve(reservation: Reservation, num_slots: u32, requests: &[Lengths]) -> 
     let slot_steps = f64::from(num_slots) * f64::max(steps, 1.0);
     let [useful, reserved, internal] = [sum.useful, sum.reserved, sum.internal].map(|slots| slots / slot_steps);
     let external = if steps > 0.0 { 1.0 - useful - reserved - internal } else { 0.0 };
-    MemoryUse { useful, reserved, internal, external, mean_running: sum.mean_running / f64::max(steps, 1.0) }
+    let of_held = sum.useful / f64::max(held, 1.0);
+    MemoryUse { useful, reserved, internal, external, of_held, mean_running: sum.mean_running / f64::max(steps, 1.0) }
 }
 
 #[cfg(test)]
@@ -97,6 +101,7 @@ mod tests {
         // 5 of 8 slots; 2, 3 and 4 tokens are there after the three steps of the first request.
         assert!((used.useful - 3.0 / 8.0).abs() < 1e-9 && (used.reserved - 2.0 / 8.0).abs() < 1e-9, "{used:?}");
         assert!((used.external - 3.0 / 8.0).abs() < 1e-9 && used.internal == 0.0 && used.mean_running == 1.0);
+        assert!((used.of_held - 3.0 / 8.0).abs() < 1e-9, "5 slots come as 8");
     }
 
     #[test]
