@@ -19,7 +19,7 @@ pub struct Region {
 }
 
 impl Region {
-    pub fn len(&self) -> u32 {
+    pub fn num_slots(&self) -> u32 {
         1 << self.order
     }
 }
@@ -77,10 +77,10 @@ mod tests {
     #[test]
     fn lengths_are_rounded_up_to_powers_of_two() {
         let mut buddy = Buddy::new(64);
-        let lens: Vec<u32> = [1, 3, 17].map(|len| buddy.allocate(len).expect("there is room").len()).into();
+        let lens: Vec<u32> = [1, 3, 17].map(|len| buddy.allocate(len).expect("there is room").num_slots()).into();
         assert_eq!((lens, buddy.num_free()), (vec![1, 4, 32], 64 - 37));
         assert_eq!(buddy.allocate(17), None, "27 slots are free, but not in one piece");
-        assert_eq!(buddy.allocate(0).map(|r| r.len()), Some(1));
+        assert_eq!(buddy.allocate(0).map(|r| r.num_slots()), Some(1));
     }
 
     #[test]
@@ -99,12 +99,12 @@ mod tests {
                 }
                 let mut owner = vec![false; num_slots as usize];
                 for region in &held {
-                    assert_eq!(region.offset % region.len(), 0, "regions are aligned to their length");
-                    for slot in &mut owner[region.offset as usize..(region.offset + region.len()) as usize] {
+                    assert_eq!(region.offset % region.num_slots(), 0, "regions are aligned to their length");
+                    for slot in &mut owner[region.offset as usize..(region.offset + region.num_slots()) as usize] {
                         assert!(!std::mem::replace(slot, true), "two regions overlap");
                     }
                 }
-                assert_eq!(buddy.num_free() + held.iter().map(Region::len).sum::<u32>(), num_slots);
+                assert_eq!(buddy.num_free() + held.iter().map(Region::num_slots).sum::<u32>(), num_slots);
             }
             held.into_iter().for_each(|region| buddy.free(region));
             assert_eq!(buddy.free, whole, "everything joined again");
