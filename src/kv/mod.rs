@@ -23,11 +23,13 @@
 
 mod block_pool;
 mod block_table;
+mod host_pool;
 mod integrity;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
 pub use prefix_cache::PrefixChain;
 
