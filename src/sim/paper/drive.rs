@@ -3,7 +3,9 @@
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, Committed, NewSequence, PlanInputs, Scheduler, SchedulerConfig, StepPlan};
+use crate::scheduler::{
+    CheckLevel, Committed, NewSequence, PlanInputs, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
+};
 
 /// What a figure varies; everything else is as the engine has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,7 @@ impl Drive {
             long_prefill_cap: setup.max_tokens_per_step,
             watermark_blocks: setup.watermark_blocks,
             max_preemptions: 4,
+            victim: VictimPolicy::LastIn,
             check: CheckLevel::Cheap,
         };
         let kv = KvCache::new(KvConfig {
@@ -61,6 +64,7 @@ impl Drive {
             seed: 0,
             stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(output) },
             eos_ids: Vec::new(),
+            priority: 0,
             cache_salt: 0,
         };
         self.scheduler.add(new).expect("every request fits alone");
