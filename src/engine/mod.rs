@@ -18,6 +18,7 @@ pub mod memory_plan;
 pub mod options;
 pub mod output;
 pub mod record;
+mod recorder;
 pub mod run_state;
 pub mod stop_strings;
 pub mod text_side;

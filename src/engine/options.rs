@@ -73,6 +73,8 @@ pub struct EngineOptions {
     /// Seeds the requests that bring no seed; `None` draws them.
     pub seed: Option<u64>,
     pub check: CheckLevel,
+    /// Where the run is recorded, for `kvasir replay`; a second load begins the file anew.
+    pub record: Option<PathBuf>,
     /// Receives the default model when it is fetched.
     pub cache_dir: PathBuf,
 }
@@ -107,6 +109,8 @@ pub struct FakeOptions {
     pub max_queue: u32,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
+    /// Where the run is recorded.
+    pub record: Option<PathBuf>,
 }
 
 impl FakeOptions {
@@ -121,6 +125,7 @@ impl FakeOptions {
             max_model_len: 1024,
             max_queue: 64,
             faults: Vec::new(),
+            record: None,
         }
     }
 }
