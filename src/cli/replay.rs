@@ -7,7 +7,7 @@ use crate::engine::loader;
 use crate::engine::options::LoadRequest;
 use crate::recording::what_if::{self, Figures, Settings};
 use crate::recording::{Difference, Header, Recording, ReplayReport, replay};
-use crate::scheduler::{VictimPolicy, default_watermark};
+use crate::scheduler::{QueuePolicy, VictimPolicy, default_watermark};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +48,9 @@ pub struct WhatIfArgs {
     /// Rows of the batch
     #[arg(long, value_name = "N", conflicts_with = "model")]
     pub max_num_seqs: Option<HumanInt>,
+    /// Who is admitted first
+    #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = ["fcfs", "priority", "longest-prefix", "fair"])]
+    pub scheduling_policy: Option<String>,
     /// Who gives way when KV blocks are short
     #[arg(long, value_name = "NAME", conflicts_with = "model", value_parser = ["last-in", "least-computed", "priority"])]
     pub victim_policy: Option<String>,
@@ -161,6 +164,13 @@ fn settings(args: &WhatIfArgs, header: &Header) -> Result<Settings, CliError> {
     if kv.num_blocks != header.kv.num_blocks {
         scheduler.watermark_blocks = default_watermark(kv.num_blocks);
     }
+    scheduler.queue_policy = match args.scheduling_policy.as_deref() {
+        None => scheduler.queue_policy,
+        Some("priority") => QueuePolicy::Priority,
+        Some("longest-prefix") => QueuePolicy::LongestPrefix,
+        Some("fair") => QueuePolicy::Fair,
+        Some(_) => QueuePolicy::Fcfs,
+    };
     scheduler.victim = match args.victim_policy.as_deref() {
         None => scheduler.victim,
         Some("least-computed") => VictimPolicy::LeastComputed,

@@ -4,7 +4,7 @@ use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{SamplingParams, StopRules};
 use crate::scheduler::{
-    CheckLevel, Committed, NewSequence, PlanInputs, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
+    CheckLevel, Committed, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
 };
 
 /// What a figure varies; everything else is as the engine has it.
@@ -37,6 +37,8 @@ impl Drive {
             long_prefill_cap: setup.max_tokens_per_step,
             watermark_blocks: setup.watermark_blocks,
             max_preemptions: 4,
+            queue_policy: QueuePolicy::Fcfs,
+            aging_steps: 1,
             victim: VictimPolicy::LastIn,
             check: CheckLevel::Cheap,
         };
@@ -66,6 +68,8 @@ impl Drive {
             eos_ids: Vec::new(),
             priority: 0,
             cache_salt: 0,
+            adapter: 0,
+            client: 0,
         };
         self.scheduler.add(new).expect("every request fits alone");
         id
