@@ -100,6 +100,10 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
     match op {
         // What was refused then is refused now, and changes nothing.
         Op::Add(new) => drop(scheduler.add(new.clone())),
+        Op::AddPin(pin) => drop(scheduler.add_pin(pin.clone())),
+        Op::Unpin { prefix } => drop(scheduler.unpin(*prefix)),
+        Op::EvictPrefix { prefix } => drop(scheduler.evict_prefix(*prefix)),
+        Op::ResetPrefixes => drop(scheduler.reset_prefixes()),
         Op::Finish { request, reason } => drop(scheduler.finish(*request, reason.clone())),
         Op::Plan { inputs, .. } => *planned = Some(scheduler.plan_step(*inputs)),
         Op::Commit { sampled, not_finite, .. } => drop(scheduler.commit(&take(), sampled, not_finite)),

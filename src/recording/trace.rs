@@ -27,6 +27,7 @@ pub fn export(recording: &Recording) -> Value {
     for timed in &recording.ops {
         match &timed.op {
             Op::Add(new) => drop(trace.waits.insert(new.id, Wait { since: timed.at_us, what: "queued" })),
+            Op::AddPin(pin) => drop(trace.waits.insert(pin.id, Wait { since: timed.at_us, what: "queued" })),
             _ => {}
         }
     }
@@ -77,6 +78,7 @@ impl Trace {
         for timed in &recording.ops {
             let id = match &timed.op {
                 Op::Add(new) => new.id,
+                Op::AddPin(pin) => pin.id,
                 _ => continue,
             };
             name(REQUESTS, Some(id.0), format!("request {id}"));

@@ -4,7 +4,7 @@
 //! settings; the same settings twice give the same figures. Requests arrive at their recorded times on a clock that each
 //! step moves by its modelled cost, since with other settings another number of steps has passed by then. The model is
 //! fitted to the recording's own steps: a constant, a cost per row that decodes and a cost per prompt token.
-//! It does not attempt to replay aborts of requests that had no token yet: those are left out. Choices of one request
+//! It does not attempt to replay aborts of requests that had no token yet, nor pins: those are left out. Choices of one request
 //! count as requests of their own.
 
 use super::Recording;

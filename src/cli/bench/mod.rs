@@ -1,5 +1,6 @@
 //! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone, the figures of a paper.
 
+mod kernels;
 mod latency;
 mod paper;
 mod sim;
@@ -19,6 +20,8 @@ pub enum BenchCommand {
     Latency(latency::LatencyArgs),
     /// Many prompts at once: requests and tokens per second
     Throughput(throughput::ThroughputArgs),
+    /// Single kernels on this adapter, with made-up data
+    Kernels(kernels::KernelsArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
     /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
@@ -29,6 +32,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
     match command {
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Throughput(args) => throughput::run(args),
+        BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Sim(args) => sim::run(args),
         BenchCommand::Paper(args) => paper::run(args),
     }
