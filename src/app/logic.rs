@@ -96,6 +96,7 @@ impl AppCore {
                 context_counts: BTreeMap::new(),
                 edit: None,
                 deleted: None,
+                branch_of: BTreeMap::new(),
                 models: ModelList::default(),
                 notice: None,
                 is_about_open: false,

@@ -253,6 +253,8 @@ pub struct AppState {
     pub context_counts: BTreeMap<ChatId, ContextCount>,
     pub edit: Option<Edit>,
     pub deleted: Option<Deleted>,
+    /// Chats that were copied from another in this session, and from which.
+    pub branch_of: BTreeMap<ChatId, ChatId>,
     pub models: ModelList,
     /// One line about something that happened elsewhere; closed by the user.
     pub notice: Option<String>,
