@@ -58,7 +58,7 @@ pub(super) fn write(
 ) {
     let Some(open) = recorder else { return };
     let ops = scheduler.take_ops().into_iter();
-    let lines = ops.map(|op| Line::Op(TimedOp { at_us, op }));
+    let lines = ops.map(|op| Line::Op(Box::new(TimedOp { at_us, op })));
     let mut lines = lines.chain(record.map(|record| Line::Record(Box::new(record.clone()))));
     if !lines.all(|line| open.push(line)) {
         scheduler.set_journal(false);

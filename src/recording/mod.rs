@@ -41,7 +41,7 @@ pub const VERSION: u32 = 1;
 #[serde(rename_all = "snake_case")]
 pub enum Line {
     Header(Box<Header>),
-    Op(TimedOp),
+    Op(Box<TimedOp>),
     Record(Box<StepRecord>),
 }
 

@@ -60,7 +60,7 @@ impl Recording {
                 }
                 (_, None) => return Err(fault("is not the header of a recording".into())),
                 (Line::Header(_), Some(_)) => return Err(fault("is a second header".into())),
-                (Line::Op(op), Some(recording)) => recording.ops.push(op),
+                (Line::Op(op), Some(recording)) => recording.ops.push(*op),
                 (Line::Record(record), Some(recording)) => recording.records.push(*record),
             }
         }

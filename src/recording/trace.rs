@@ -140,10 +140,8 @@ impl Trace {
         let mut shown: Vec<(RequestId, RequestId)> = Vec::new();
         for delta in &record.deltas {
             match *delta {
-                BlockDelta::Alloc { block, request, .. } => {
-                    if computes(request) {
-                        self.writers.insert(block, (request, middle));
-                    }
+                BlockDelta::Alloc { block, request, .. } if computes(request) => {
+                    self.writers.insert(block, (request, middle));
                 }
                 BlockDelta::Share { block, request, .. } => {
                     let Some(&(writer, at)) = self.writers.get(&block) else { continue };

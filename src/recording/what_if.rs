@@ -135,9 +135,8 @@ fn solve(samples: &[([f64; 3], f64)], used: [bool; 3]) -> [f64; 3] {
         pivots[i] = true;
         for other in (0..3).filter(|other| *other != i && used[*other]) {
             let factor = rows[other][i] / rows[i][i];
-            for column in 0..4 {
-                rows[other][column] -= factor * rows[i][column];
-            }
+            let pivot = rows[i];
+            rows[other].iter_mut().zip(pivot).for_each(|(value, pivot)| *value -= factor * pivot);
         }
     }
     [0, 1, 2].map(|i| if pivots[i] { rows[i][3] / rows[i][i] } else { 0.0 })
@@ -242,7 +241,9 @@ impl<'a> Run<'a> {
             true => self.cost.chunk(scheduler.num_decoding() as u32, max_tokens),
             false => max_tokens,
         };
-        let inputs = PlanInputs { step: self.figures.steps, max_tokens, max_prefill_tokens, ..self.inputs };
+        let mut inputs = self.inputs;
+        (inputs.step, inputs.max_tokens, inputs.max_prefill_tokens) =
+            (self.figures.steps, max_tokens, max_prefill_tokens);
         let plan = scheduler.plan_step(inputs);
         let sampled: Vec<TokenId> =
             plan.rows.iter().filter(|row| row.wants_logits).map(|row| self.token(scheduler, row.request)).collect();

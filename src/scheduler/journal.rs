@@ -58,9 +58,10 @@ impl Scheduler {
     }
 
     pub(super) fn note(&mut self, op: impl FnOnce(&Scheduler) -> Op) {
-        if self.journal.is_some() {
-            let op = op(self);
-            self.journal.as_mut().expect("looked at above").push(op);
+        if self.journal.is_none() {
+            return;
         }
+        let op = op(self);
+        self.journal.get_or_insert_default().push(op);
     }
 }

@@ -171,7 +171,7 @@ impl Write for SmallDisk {
 }
 
 fn lines_of(recording: &Recording) -> (Header, Vec<Line>) {
-    let ops = recording.ops.iter().cloned().map(Line::Op);
+    let ops = recording.ops.iter().cloned().map(|op| Line::Op(Box::new(op)));
     (recording.header.clone(), ops.collect())
 }
 
