@@ -16,7 +16,7 @@ use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
-use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, RunError, Usage};
+use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunError, Usage};
 use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
 use std::collections::{HashMap, VecDeque};
@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
+/// Waiting requests that a snapshot shows.
+const MAX_WAITING_SHOWN: usize = 512;
 /// Ended requests that a snapshot still shows.
 const MAX_FINISHED: usize = 64;
 /// Failures of a step in a row before the requests of its plan are ended.
@@ -48,15 +50,15 @@ pub enum StepOutcome {
 
 /// Scheduler, cache, executor and clients of one loaded model.
 pub struct EngineCore {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     model: Arc<LoadedModel>,
     options: EngineOptions,
     /// `None` only while it is rebuilt.
     executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     batch: StepBatch,
-    runs: HashMap<RequestId, LiveRun>,
+    pub(super) runs: HashMap<RequestId, LiveRun>,
     budget: AdaptiveBudget,
     step: u64,
     num_failed_steps: u32,
@@ -64,6 +66,8 @@ pub struct EngineCore {
     shrunk_budget: Option<u32>,
     /// Why requests waited in the last step.
     reasons: Vec<(RequestId, WaitReason)>,
+    /// What stopped the last admission.
+    binding: Option<WaitReason>,
     finished: VecDeque<RequestInfo>,
     /// Requests that ended since the last record.
     ended: Vec<(RequestId, FinishReason)>,
@@ -112,6 +116,7 @@ impl EngineCore {
             num_failed_steps: 0,
             shrunk_budget: None,
             reasons: Vec::new(),
+            binding: None,
             finished: VecDeque::new(),
             ended: Vec::new(),
             deltas: Vec::new(),
@@ -122,9 +127,7 @@ impl EngineCore {
 
     /// Queues a request; a refusal is its terminal event.
     pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
-        let text = TextOutput::new(self.model.tokenizer.clone(), &request.stop.stop_strings);
-        let submitted_us = micros64(events.created().saturating_duration_since(self.started));
-        let run = LiveRun::new(request.owner.clone(), events, text, submitted_us);
+        let run = self.new_run(request.owner.clone(), events, &request.stop.stop_strings);
         let added = self.scheduler.add(NewSequence {
             id,
             prompt: request.prompt,
@@ -137,14 +140,13 @@ impl EngineCore {
             priority: request.priority,
             client: request.owner.id,
         });
-        match added {
-            Ok(()) => drop(self.runs.insert(id, run)),
-            Err(error) => {
-                self.leaves_queue();
-                run.events.push(EngineEvent::Failed { error });
-                self.shared.wake();
-            }
-        }
+        self.queued(id, run, added);
+    }
+
+    pub(super) fn new_run(&self, owner: OwnerTag, events: EventSink, stop_strings: &[String]) -> LiveRun {
+        let text = TextOutput::new(self.model.tokenizer.clone(), stop_strings);
+        let submitted_us = micros64(events.created().saturating_duration_since(self.started));
+        LiveRun::new(owner, events, text, submitted_us)
     }
 
     /// Ends a request at its client's wish; the blocks are free when this returns.
@@ -193,6 +195,7 @@ impl EngineCore {
             num_waiting: plan.num_waiting,
             ..StepRecord::default()
         };
+        self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.count(output.stats, output.gpu_us);
@@ -286,8 +289,10 @@ impl EngineCore {
     }
 
     fn abort_cancelled(&mut self) {
-        let cancelled = self.runs.iter().filter(|(_, run)| run.events.is_cancelled()).map(|(&id, _)| id);
-        let ids: Vec<RequestId> = cancelled.collect();
+        // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
+        let running = self.scheduler.running().map(|seq| seq.id());
+        let is_cancelled = |id: &RequestId| self.runs.get(id).is_some_and(|run| run.events.is_cancelled());
+        let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
         ids.into_iter().for_each(|id| self.abort(id));
     }
 
@@ -376,7 +381,7 @@ impl EngineCore {
     }
 
     /// A request that was counted as waiting at submit waits no more.
-    fn leaves_queue(&self) {
+    pub(super) fn leaves_queue(&self) {
         self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -427,6 +432,7 @@ impl EngineCore {
     pub(super) fn publish_snapshot(&mut self) {
         self.published = Some(Instant::now());
         let (config, totals) = (self.scheduler.config(), self.scheduler.totals());
+        let requests = self.request_infos();
         let snapshot = EngineSnapshot {
             step: self.step,
             t_us: self.now_us(),
@@ -436,7 +442,9 @@ impl EngineCore {
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
             watermark_blocks: config.watermark_blocks,
-            requests: self.request_infos(),
+            queue: record::queue(&self.scheduler, self.binding, &requests),
+            prefixes: record::prefixes(self.scheduler.kv()),
+            requests,
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,
             preemptions_total: totals.preemptions,
@@ -447,14 +455,15 @@ impl EngineCore {
         self.shared.telemetry.publish(snapshot);
     }
 
-    /// Running in batch order, waiting in queue order, the last ended.
+    /// Running in batch order, the first that wait in queue order, the last ended.
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
             infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, None)));
         }
-        for (i, seq) in self.scheduler.waiting().enumerate() {
-            let told = self.reasons.iter().find(|(id, _)| *id == seq.id()).map(|(_, reason)| *reason);
+        let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
+        for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
+            let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
             infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, Some(reason))));
         }

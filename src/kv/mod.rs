@@ -25,16 +25,19 @@ mod block_pool;
 mod block_table;
 mod host_pool;
 mod integrity;
+mod pins;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
+pub use pins::{PinSpec, PrefixView};
 pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use block_pool::{BlockPool, Unheld, Visibility};
+use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -68,6 +71,10 @@ pub enum BlockEvent {
     /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
+    Pin { block: BlockId },
+    /// No pinned prefix holds it any more (an `Unref` follows).
+    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -85,6 +92,8 @@ pub struct KvCounts {
     /// The sum over shared blocks of (references - 1).
     pub saved: u32,
     pub evicted_this_step: u32,
+    /// Held by a pinned prefix.
+    pub pinned: u32,
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -98,6 +107,8 @@ pub struct BlockView {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
     /// Step of the last change.
     pub last_step: u64,
 }
@@ -128,6 +139,10 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
+    /// Where hits of the step ended, and their tokens: counted when it commits.
+    hits: Vec<(BlockId, u32)>,
+    pins: Vec<Pin>,
+    lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
 }
 
@@ -147,6 +162,9 @@ impl KvCache {
             prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
+            hits: Vec::new(),
+            pins: Vec::new(),
+            lost_pins: Vec::new(),
             hit: Vec::new(),
         }
     }
@@ -188,6 +206,9 @@ impl KvCache {
     /// The step ran: what was reserved is active.
     pub fn commit(&mut self) {
         self.pool.commit();
+        for (block, tokens) in self.hits.drain(..) {
+            self.prefix.count_hit(block, tokens, self.pool.header.step);
+        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -196,6 +217,7 @@ impl KvCache {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
         self.events.truncate(self.events_before_step);
+        self.hits.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -237,6 +259,7 @@ impl KvCache {
         }
         let hit_tokens = self.hit.len() as u32 * self.config.block_size;
         table.raise_slots(hit_tokens);
+        self.hits.extend(self.hit.last().map(|last| (*last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         self.hit.clear();
@@ -333,6 +356,7 @@ impl KvCache {
             }
             self.pool.set_visibility(block, Visibility::Tainted);
         }
+        self.drop_suspect_pins();
     }
 
     pub fn counts(&self) -> KvCounts {
@@ -346,6 +370,7 @@ impl KvCache {
             shared: header.num_shared,
             saved: header.num_saved,
             evicted_this_step: header.evicted_this_step,
+            pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
         }
@@ -360,6 +385,7 @@ impl KvCache {
             refs: block.refs,
             filled: block.filled,
             hash: is_published.then(|| self.prefix.hash_of(id)),
+            is_pinned: block.pins > 0,
             last_step: block.last_step,
         }
     }
@@ -385,7 +411,7 @@ impl KvCache {
         self.events.drain(..)
     }
 
-    /// False when the block is tainted: what follows it cannot be published either.
+    /// False when the block is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
             return false;
@@ -396,7 +422,12 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        let pool = &self.pool;
+        let (hash, replaced) = match self.prefix.publish(chain, tokens, i, block, |old| pool.block(old).pins > 0) {
+            Published::Now { hash, replaced } => (hash, replaced),
+            Published::Duplicate => return true,
+            Published::Refused => return false,
+        };
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);

@@ -10,12 +10,15 @@
 //! assert!(report.failures.is_empty(), "{:?}", report.failures);
 //! ```
 
+mod load;
 mod mirror;
 mod oracle;
+mod prefixes;
 mod rng;
 mod runner;
 mod world;
 
+pub use load::{LoadReport, PlanningReport, run_load, run_planning};
 pub use runner::run_world;
 
 use std::ops::AddAssign;
@@ -51,6 +54,14 @@ pub struct WorldStats {
     pub abandoned_steps: u64,
     pub restarts: u64,
     pub protected: u64,
+    pub waits_for_share: u64,
+    pub pinned: u64,
+    pub pinned_hits: u64,
+    pub unpinned: u64,
+    pub repinned: u64,
+    pub refused_pins: u64,
+    pub evicted_prefixes: u64,
+    pub resets: u64,
 }
 
 /// A world that broke a rule; its seed replays it.
@@ -114,6 +125,14 @@ impl AddAssign for WorldStats {
             abandoned_steps,
             restarts,
             protected,
+            waits_for_share,
+            pinned,
+            pinned_hits,
+            unpinned,
+            repinned,
+            refused_pins,
+            evicted_prefixes,
+            resets,
         } = other;
         self.steps += steps;
         self.tokens += tokens;
@@ -134,5 +153,13 @@ impl AddAssign for WorldStats {
         self.abandoned_steps += abandoned_steps;
         self.restarts += restarts;
         self.protected += protected;
+        self.waits_for_share += waits_for_share;
+        self.pinned += pinned;
+        self.pinned_hits += pinned_hits;
+        self.unpinned += unpinned;
+        self.repinned += repinned;
+        self.refused_pins += refused_pins;
+        self.evicted_prefixes += evicted_prefixes;
+        self.resets += resets;
     }
 }
