@@ -210,7 +210,7 @@ fn disk_that_is_too_slow_never_makes_a_step_wait() {
     }
     let (_folder, path) = recorded("run.jsonl", |_| {});
     let (header, lines) = lines_of(&read(&path));
-    let (let_go, held) = std::sync::mpsc::channel();
+    let (let_go, held) = std::sync::mpsc::sync_channel(1);
     let mut recorder = Recorder::start(Stuck(held), header).expect("a thread");
     let mut taken = 0;
     while taken < 1_000_000 && recorder.push(lines[taken % lines.len()].clone()) {
