@@ -72,6 +72,9 @@ pub struct RowSampling {
     pub position: u32,
     /// Number of alternatives to report; `None` reports nothing.
     pub logprobs: Option<u8>,
+    /// A beam of a search: penalties and biases change log-probabilities, which are not normalised again, as
+    /// transformers does it. For any other row they change logits.
+    pub is_beam: bool,
 }
 
 /// A token seen before in this sequence.
@@ -106,6 +109,11 @@ impl StepBatch {
     /// Where a token's K and V go in one group.
     pub fn kv_slot(&self, token: usize, group: usize) -> u32 {
         self.kv_slots[token * self.num_groups() + group]
+    }
+
+    /// True when penalties or biases act on this logit row.
+    pub fn changes_logits(&self, l: usize) -> bool {
+        self.penalty_start[l] < self.penalty_start[l + 1] || self.bias_start[l] < self.bias_start[l + 1]
     }
 
     /// Empties every array, keeping capacity.
@@ -209,6 +217,7 @@ impl RowSampling {
             seed,
             position: 0,
             logprobs: params.logprobs,
+            is_beam: false,
         }
     }
 }

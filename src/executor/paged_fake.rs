@@ -160,7 +160,7 @@ impl PagedFake {
         };
         let mut logits = Vec::new();
         for l in 0..batch.num_logits() {
-            let token = self.draw(batch, l)?;
+            let (token, hash) = self.draw(batch, l)?;
             if batch.want == Want::Logits {
                 push_logits(
                     &mut logits,
@@ -172,8 +172,11 @@ impl PagedFake {
             }
             output.tokens.push(token);
             output.not_finite.push(false);
-            let logprobs = batch.sampling[l].logprobs.map(|k| fake_logprobs(token, k, self.config.vocab_size));
-            output.logprobs.push(logprobs);
+            let logprobs = |asked| match batch.sampling[l].is_beam {
+                true => fake_continuations(token, hash, asked, self.config.vocab_size),
+                false => fake_logprobs(token, asked, self.config.vocab_size),
+            };
+            output.logprobs.push(batch.sampling[l].logprobs.map(logprobs));
         }
         if batch.want == Want::Logits {
             output.logits = Some(logits);
@@ -210,7 +213,8 @@ impl PagedFake {
         Ok(())
     }
 
-    fn draw(&self, batch: &StepBatch, l: usize) -> Result<TokenId, ExecError> {
+    /// The token, and the hash of everything that it hangs on.
+    fn draw(&self, batch: &StepBatch, l: usize) -> Result<(TokenId, u64), ExecError> {
         let t = batch.logit_tokens[l] as usize;
         let (row, position) = (batch.row_of_token[t] as usize, batch.positions[t]);
         let mut seen = 0;
@@ -229,13 +233,14 @@ impl PagedFake {
         let penalties = &batch.penalties[batch.penalty_start[l] as usize..batch.penalty_start[l + 1] as usize];
         let biases = &batch.biases[batch.bias_start[l] as usize..batch.bias_start[l + 1] as usize];
         let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
-        Ok(match self.config.reply {
+        let token = match self.config.reply {
             Reply::Tokens => (hash % u64::from(self.config.vocab_size)) as TokenId,
             Reply::Words(words) => {
                 let slots = (0..=position).rev().map_while(|p| self.slot(batch.table(row, 0), p));
                 words.next(slots.map(|slot| self.tokens[slot]), hash)
             }
-        })
+        };
+        Ok((token, hash))
     }
 
     /// `None` where the null block stands: whoever reads there reads what slid out of the window.
@@ -423,6 +428,17 @@ fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs 
     let num_top = u32::from(num_top).min(vocab_size);
     let top = (0..num_top).map(|rank| ((token + rank) % vocab_size, logprob(rank))).collect();
     TokenLogprobs { token, logprob: logprob(0), top }
+}
+
+/// For beams: log-probabilities that hang on all that was read, so that whatever is read wrongly changes the ranking.
+fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> TokenLogprobs {
+    let mut logprob = 0.0;
+    let mut next = |rank: u32| {
+        logprob -= 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
+        ((token + rank) % vocab_size, logprob)
+    };
+    let top: Vec<(TokenId, f32)> = (0..u32::from(asked).min(vocab_size)).map(&mut next).collect();
+    TokenLogprobs { token, logprob: top.first().map_or(0.0, |first| first.1), top }
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 pub const MAX_GROUPS: usize = 16;
 
 /// How far each group of layers sees. All groups draw blocks of one size from one pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "Vec<Option<u32>>", into = "Vec<Option<u32>>")]
 pub struct KvGroups {
     len: u8,
     windows: [u32; MAX_GROUPS], // 0: all
@@ -78,6 +79,23 @@ impl KvGroups {
     /// The group whose blocks name prefixes: the first that keeps everything, or the first.
     pub(super) fn anchor(&self) -> u32 {
         self.windows().position(|window| window.is_none()).unwrap_or(0) as u32
+    }
+}
+
+impl From<KvGroups> for Vec<Option<u32>> {
+    fn from(groups: KvGroups) -> Self {
+        groups.windows().collect()
+    }
+}
+
+impl TryFrom<Vec<Option<u32>>> for KvGroups {
+    type Error = String;
+
+    fn try_from(windows: Vec<Option<u32>>) -> Result<Self, String> {
+        if !(1..=MAX_GROUPS).contains(&windows.len()) || windows.contains(&Some(0)) {
+            return Err(format!("{} layer groups, or a window of 0 positions", windows.len()));
+        }
+        Ok(KvGroups::new(&windows))
     }
 }
 

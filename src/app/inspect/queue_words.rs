@@ -25,9 +25,11 @@ pub fn policy_words(policy: QueuePolicy) -> (&'static str, &'static str) {
 /// Who gives way when blocks are short.
 pub fn victim_words(policy: VictimPolicy) -> (&'static str, &'static str) {
     match policy {
-        VictimPolicy::LastIn => ("last in", "The request that joined last gives way"),
-        VictimPolicy::LeastComputed => ("least computed", "The request with the fewest computed tokens gives way"),
-        VictimPolicy::Priority => ("priority", "The request of lowest priority gives way, the last in among equals"),
+        VictimPolicy::LastIn => ("Last in", "The request that joined last gives way"),
+        VictimPolicy::LeastComputed => ("Least computed", "The request with the fewest computed tokens gives way"),
+        VictimPolicy::Priority => {
+            ("Lowest priority", "The request of lowest priority gives way, the last in among equals")
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The fake's arithmetic without pages, batch or steps. It knows no tables: what it computes is what they must give.
 
-use super::{attend, draw_hash, mix, value};
+use super::{attend, draw_hash, fake_continuations, mix, value};
 use crate::batch::{RowSampling, TokenPenalty};
 use crate::ids::TokenId;
 use std::collections::VecDeque;
@@ -64,12 +64,29 @@ impl UnpagedRun {
         biases: &[(TokenId, f32)],
         vocab_size: u32,
     ) -> TokenId {
+        (self.hash(sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
+    }
+
+    /// What a beam with the input so far is told of its next tokens, most likely first.
+    pub fn continuations(
+        &self,
+        sampling: RowSampling,
+        penalties: &[TokenPenalty],
+        biases: &[(TokenId, f32)],
+        vocab_size: u32,
+    ) -> Vec<(TokenId, f32)> {
+        let hash = self.hash(sampling, penalties, biases);
+        let asked = sampling.logprobs.unwrap_or(0);
+        fake_continuations((hash % u64::from(vocab_size)) as TokenId, hash, asked, vocab_size).top
+    }
+
+    fn hash(&self, sampling: RowSampling, penalties: &[TokenPenalty], biases: &[(TokenId, f32)]) -> u64 {
         let sampling = RowSampling { position: self.num_tokens, ..sampling };
         let of_group = |group: &GroupRun| match group.window {
             None => group.seen,
             Some(_) => group.recent.iter().fold(0, |seen, value| attend(seen, *value)),
         };
         let seen = self.groups.iter().map(of_group).reduce(mix).unwrap_or(0);
-        (draw_hash(seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
+        draw_hash(seen, &sampling, penalties, biases)
     }
 }

@@ -44,8 +44,10 @@ fn binding_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme) {
     let (policy, meaning) = policy_words(snapshot.queue.policy);
     let (victim, victim_meaning) = victim_words(snapshot.victim_policy);
     ui.add(Label::new(small(format!("Policy: {}", lower_first(policy)), theme.text)).wrap()).on_hover_text(meaning);
-    ui.add(Label::new(small(format!("Gives way when blocks are short: {victim}"), theme.text_weak)).wrap())
-        .on_hover_text(victim_meaning);
+    ui.add(
+        Label::new(small(format!("Gives way when blocks are short: {}", lower_first(victim)), theme.text_weak)).wrap(),
+    )
+    .on_hover_text(victim_meaning);
     let Some(entry) = model.entry() else { return };
     let name = |id| model.requests().label(id);
     let Some(text) = binding_words(&entry.record, snapshot.watermark_blocks, name) else {
@@ -205,7 +207,7 @@ fn preemptions_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &m
 fn scores_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, preemption: &Preemption) {
     let (policy, meaning) = victim_words(preemption.policy);
     let by = score_words(preemption.policy);
-    ui.label(small(format!("Policy: {policy} ({by})"), theme.text_weak)).on_hover_text(meaning);
+    ui.label(small(format!("Policy: {} ({by})", lower_first(policy)), theme.text_weak)).on_hover_text(meaning);
     if preemption.scores.is_empty() {
         ui.label(small("No other candidate was ranked.", theme.text_weak));
         return;
