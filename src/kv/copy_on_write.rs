@@ -111,8 +111,7 @@ impl KvCache {
     pub(super) fn must_copy(&self, table: &BlockTable, valid: u32) -> bool {
         let size = self.config.block_size;
         let Some(&id) = table.ids().get((valid / size) as usize) else { return false };
-        let block = self.pool.block(id);
-        !valid.is_multiple_of(size) && (block.refs > 1 || block.visibility == Visibility::Published)
+        !valid.is_multiple_of(size) && !self.is_writable(id)
     }
 
     /// Replaces the block of position `valid` by a copy of which the first `valid % block_size` slots count.
