@@ -423,6 +423,7 @@ impl EngineCore {
             kv: record::totals(self.scheduler.kv()),
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
+            watermark_blocks: config.watermark_blocks,
             requests: self.request_infos(),
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,

@@ -7,6 +7,7 @@
 
 mod activation;
 mod forward;
+mod kv_buffers;
 mod weights;
 
 use std::time::Instant;
@@ -15,7 +16,6 @@ use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput
 use crate::batch::{StepBatch, Want};
 use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
 use crate::kernels::attention::RowKinds;
-use crate::kernels::kv_layout::padded_head_dim;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
@@ -114,6 +114,15 @@ impl WgpuExecutor {
         let layers = self.weights.layers.iter().flat_map(|l| l.qkv.iter().chain([&l.o, &l.down]).chain(&l.gate_up));
         let head = self.weights.head.iter();
         self.weights.embedding.bytes() + layers.chain(head).map(|p| p.matrix.bytes()).sum::<u64>()
+    }
+
+    /// A block's bytes as they lie on the GPU, plane after plane: for tests and tools, not for the step loop.
+    pub fn read_block(&self, block: u32) -> Result<Vec<u8>, GpuError> {
+        let mut bytes = Vec::with_capacity(self.forward.kv.block_bytes() as usize);
+        for plane in self.forward.kv.planes() {
+            bytes.extend(self.gpu.read(&plane.block(block))?);
+        }
+        Ok(bytes)
     }
 
     fn warm_up(&mut self) -> Result<(), GpuError> {
@@ -269,9 +278,7 @@ impl Executor for WgpuExecutor {
     }
 
     fn kv_bytes_per_block(&self) -> u64 {
-        let bytes = if self.cfg.precise { 4 } else { 2 };
-        let per_token = u64::from(self.spec.num_kv_heads) * u64::from(padded_head_dim(self.spec.head_dim)) * bytes * 2;
-        per_token * u64::from(self.spec.num_layers) * u64::from(self.cfg.block_size)
+        self.forward.kv.block_bytes()
     }
 }
 
