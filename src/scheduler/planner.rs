@@ -117,9 +117,9 @@ impl Scheduler {
                 return true;
             }
             let running = self.running.iter().map(|idx| self.seq(*idx));
-            let victim = policy::victim(running, &self.config).expect("a protected sequence finds what it claims").id;
-            let victim = self.by_id[&victim];
-            self.preempt(victim, idx, draft);
+            let scores = policy::victim_scores(running, &self.config);
+            let victim = self.by_id[&policy::victim(&scores).expect("a protected sequence finds what it claims")];
+            self.preempt(victim, idx, scores, draft);
             if victim == idx {
                 return false;
             }
@@ -161,7 +161,7 @@ impl Scheduler {
     }
 
     /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
-    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
+    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
         if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
             let row = draft.plan.rows.remove(at);
             draft.budget_left += row.num_tokens;
@@ -190,6 +190,8 @@ impl Scheduler {
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
             lost_tokens: num_computed,
+            policy: self.config.victim,
+            scores,
         });
     }
 
