@@ -83,8 +83,8 @@ impl KvCache {
         if is_published {
             // What the request does not see of the block may be another's: it takes a copy before it writes.
             let range = start as usize..(start + valid_here) as usize;
-            let seen = &self.prefix.tokens_of(id)[..valid_here as usize];
-            if held.tokens.get(range) != Some(seen) || held.salt != self.prefix.salt_of(id) {
+            let seen = self.prefix.tokens_of(id).get(..valid_here as usize);
+            if seen.is_none() || held.tokens.get(range) != seen || held.salt != self.prefix.salt_of(id) {
                 return Err(format!(
                     "invariant 8: block {id} is published with other tokens or salt than request {owner} has"
                 ));
@@ -116,7 +116,7 @@ impl KvCache {
             }
             if is_published {
                 num_published += 1;
-                if block.filled != self.config.block_size
+                if block.filled < self.prefix.tokens_of(id).len() as u32
                     || matches!(block.state, BlockState::Free | BlockState::Reserved)
                 {
                     return Err(format!(
@@ -127,9 +127,9 @@ impl KvCache {
                 self.prefix.check(id)?;
             }
         }
-        if num_published != self.prefix.num_findable() {
+        if (num_published, num_published) != self.prefix.num_findable() {
             let findable = self.prefix.num_findable();
-            return Err(format!("invariant 7: {num_published} blocks are published, {findable} can be found"));
+            return Err(format!("invariant 7: {num_published} blocks are published, {findable:?} can be found"));
         }
         if !self.pool.is_open() && self.copies().len() > 0 {
             return Err("invariant 3: a copy holds its source, but no step is in flight".into());

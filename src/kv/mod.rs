@@ -68,7 +68,7 @@ pub enum BlockEvent {
     Evict { block: BlockId },
     /// Nobody holds it and nothing is kept.
     Free { block: BlockId },
-    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// Committed and now findable by prefix: full, or the tail of a request that ended. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
     /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
@@ -225,14 +225,20 @@ impl KvCache {
     /// the hit.
     pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_tokens: u32) -> PrefixHit {
         self.hit.clear();
-        let size = self.config.block_size;
+        let mut in_part = 0;
         if self.config.enable_prefix_cache {
-            self.prefix.lookup(chain, tokens, (max_tokens / size) as usize, &mut self.hit);
+            in_part = self.prefix.lookup(chain, &tokens[..max_tokens as usize], &mut self.hit);
         }
-        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
-        let num_idle = self.hit.iter().filter(is_idle).count() as u32;
-        let num_blocks = self.hit.len() as u32;
-        PrefixHit { num_blocks, tokens: num_blocks * size, num_idle }
+        let num_idle = self.num_idle_found();
+        let num_blocks = self.hit.len() as u32 - u32::from(in_part > 0);
+        PrefixHit { num_blocks, tokens: num_blocks * self.config.block_size + in_part, num_idle }
+    }
+
+    /// The latest [`KvCache::lookup`] without the block that it found in part.
+    pub fn whole_blocks(&mut self, hit: PrefixHit) -> PrefixHit {
+        self.hit.truncate(hit.num_blocks as usize);
+        let num_idle = self.num_idle_found();
+        PrefixHit { num_blocks: hit.num_blocks, tokens: hit.num_blocks * self.config.block_size, num_idle }
     }
 
     /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
@@ -248,6 +254,8 @@ impl KvCache {
         let hit_tokens = hit.tokens.min(query_tokens);
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
+        let whole_tokens = hit.num_blocks * self.config.block_size;
+        self.pool.header.partial_hit_tokens += u64::from(hit_tokens.saturating_sub(whole_tokens));
         self.hit.clear();
     }
 
@@ -337,6 +345,32 @@ impl KvCache {
         }
     }
 
+    /// Makes the block findable that the last of `tokens` fill in part, as the table is about to be freed. `tokens` are
+    /// computed, by committed steps, and are the output as it was told: none after a stop.
+    pub fn publish_tail(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId]) {
+        let size = self.config.block_size as usize;
+        let (i, len) = (tokens.len() / size, tokens.len() % size);
+        if !self.config.enable_prefix_cache || len == 0 {
+            return;
+        }
+        let id = table.ids()[i];
+        let block = self.pool.block(id);
+        if block.refs != 1 || block.visibility != Visibility::Private {
+            return;
+        }
+        assert!(block.filled as usize >= len, "block {id} is published before it is written");
+        if i > 0 {
+            let end = (i * size) as u32;
+            self.publish(table, chain, tokens, end - self.config.block_size, end);
+            if !self.prefix.is_findable(chain, i - 1) {
+                return;
+            }
+        }
+        if let Published::Now { hash, replaced } = self.prefix.publish_tail(chain, tokens, id) {
+            self.show(id, hash, replaced);
+        }
+    }
+
     /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
     pub fn taint(&mut self, table: &BlockTable) {
         for &block in table.ids() {
@@ -399,6 +433,11 @@ impl KvCache {
         self.events.drain(..)
     }
 
+    fn num_idle_found(&self) -> u32 {
+        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
+        self.hit.iter().filter(is_idle).count() as u32
+    }
+
     /// False when the block is tainted: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
@@ -411,12 +450,16 @@ impl KvCache {
             "block {block} is published before it is full"
         );
         let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        self.show(block, hash, replaced);
+        true
+    }
+
+    fn show(&mut self, block: BlockId, hash: u64, replaced: Option<BlockId>) {
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);
         }
         self.events.push(BlockEvent::Publish { block, hash });
-        true
     }
 
     fn unpublish(&mut self, block: BlockId) {

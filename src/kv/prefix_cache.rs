@@ -3,14 +3,18 @@
 //! Guarantees: a hit means that salt, every token of the block and every token before it are equal. Hashes only find
 //! candidates: each publication has a number, names the number of its parent, and stores its tokens, so two prefixes
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
-//! It does not attempt partial blocks.
+//! After the whole blocks, the block that goes on like the sequence for longest is found in part: a full one, or the
+//! tail that a request left behind, which is published with as many tokens as it has. Its tokens are compared as well.
 
 use crate::ids::{BlockId, TokenId};
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The number that stands for "no parent": the block holds the first tokens.
 const ROOT: u64 = 0;
+/// Blocks that are compared for a hit in part, the latest first: a bound on the cost of a lookup.
+const MAX_COMPARED: usize = 32;
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the salt's hash. Grows with the sequence's tokens and survives preemption.
@@ -84,13 +88,20 @@ struct Publication {
     hash: u64,
     parent_hash: u64,
     salt: u64,
+    /// Tokens that can be found: all of a full block, those of a tail otherwise.
+    len: u32,
 }
+
+/// Where a publication is listed under its parent: parent's number, salt, first token, own number.
+type ChildKey = (u64, u64, TokenId, u64);
 
 #[derive(Debug)]
 pub(super) struct PrefixCache {
     block_size: usize,
     hash_mask: u64,
     block_of_hash: FxHashMap<u64, BlockId>,
+    /// The findable blocks again, by what they follow.
+    children: BTreeMap<ChildKey, BlockId>,
     publications: Vec<Publication>, // [num_blocks]
     tokens: Vec<TokenId>,           // [num_blocks, block_size]
     last_number: u64,
@@ -112,20 +123,46 @@ impl PrefixCache {
             block_size,
             hash_mask,
             block_of_hash: FxHashMap::default(),
+            children: BTreeMap::new(),
             publications: vec![Publication::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
             last_number: ROOT,
         }
     }
 
-    /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most `max_blocks`.
-    pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
+    /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most all of `tokens`: whole ones, and one
+    /// found in part. Returns how many tokens of the last one count, when it was found in part.
+    pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], hit: &mut Vec<BlockId>) -> u32 {
         let mut parent = ROOT;
-        for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { return };
+        for (i, link) in chain.links.iter().enumerate().take(tokens.len() / self.block_size) {
+            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { break };
             hit.push(block);
             parent = self.publications[block.idx()].number;
         }
+        let rest = &tokens[hit.len() * self.block_size..];
+        let Some((block, len)) = self.longest_child(parent, chain.salt, rest) else { return 0 };
+        // Not worth a copy, unless nothing is left to compute.
+        if (len as usize) < (self.block_size / 4).max(1).min(rest.len()) {
+            return 0;
+        }
+        hit.push(block);
+        len
+    }
+
+    /// The block after `parent` that begins like `tokens` for longest, at least one token, and for how long; the latest
+    /// of several.
+    fn longest_child(&self, parent: u64, salt: u64, tokens: &[TokenId]) -> Option<(BlockId, u32)> {
+        let first = *tokens.first()?;
+        let children = self.children.range((parent, salt, first, ROOT)..=(parent, salt, first, u64::MAX));
+        let common = |block: BlockId| self.tokens_of(block).iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let mut longest = None;
+        for (_, &block) in children.rev().take(MAX_COMPARED) {
+            let len = common(block);
+            if longest.is_none_or(|(_, so_far)| len > so_far) {
+                longest = Some((block, len));
+            }
+        }
+        longest.map(|(block, len)| (block, len as u32))
     }
 
     /// True when the publication that the chain knows for block `i` can still be found.
@@ -143,15 +180,43 @@ impl PrefixCache {
             chain.links[i].publication = self.publications[equal.idx()].number;
             return Published::Duplicate;
         }
-        self.last_number += 1;
-        chain.links[i].publication = self.last_number;
+        chain.links[i].publication = self.last_number + 1;
         let parent_hash = chain.parent_hash(i);
-        self.publications[block.idx()] =
-            Publication { number: self.last_number, parent_number, hash, parent_hash, salt: chain.salt };
+        let publication = Publication { number: 0, parent_number, hash, parent_hash, salt: chain.salt, len: 0 };
+        self.insert(block, publication, &tokens[i * self.block_size..(i + 1) * self.block_size])
+    }
+
+    /// Makes a block findable that the last of `tokens` fill in part, unless they can be found already. The parts before
+    /// it must be findable.
+    pub fn publish_tail(&mut self, chain: &PrefixChain, tokens: &[TokenId], block: BlockId) -> Published {
+        let i = tokens.len() / self.block_size;
+        let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
+        let tail = &tokens[i * self.block_size..];
+        let found = self.longest_child(parent_number, chain.salt, tail);
+        if found.is_some_and(|(_, len)| len as usize == tail.len()) {
+            return Published::Duplicate;
+        }
+        let parent_hash = chain.parent_hash(i);
+        let hash = hash_block(parent_hash, tail, self.hash_mask);
+        let publication = Publication { number: 0, parent_number, hash, parent_hash, salt: chain.salt, len: 0 };
+        self.insert(block, publication, tail)
+    }
+
+    /// Numbers a publication and makes it findable.
+    fn insert(&mut self, block: BlockId, publication: Publication, tokens: &[TokenId]) -> Published {
+        // It may be findable as what it was before: under a parent that was published anew since.
+        self.forget(block);
+        self.last_number += 1;
+        let publication = Publication { number: self.last_number, len: tokens.len() as u32, ..publication };
+        self.publications[block.idx()] = publication;
         let at = block.idx() * self.block_size;
-        self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
-        let replaced = self.block_of_hash.insert(hash, block).filter(|old| *old != block);
-        Published::Now { hash, replaced }
+        self.tokens[at..at + tokens.len()].copy_from_slice(tokens);
+        self.children.insert(self.child_key(block), block);
+        let replaced = self.block_of_hash.insert(publication.hash, block).filter(|old| *old != block);
+        if let Some(old) = replaced {
+            self.children.remove(&self.child_key(old));
+        }
+        Published::Now { hash: publication.hash, replaced }
     }
 
     /// The block can no longer be found; what it held stays known until its next publication.
@@ -159,12 +224,19 @@ impl PrefixCache {
         let hash = self.publications[block.idx()].hash;
         if self.block_of_hash.get(&hash) == Some(&block) {
             self.block_of_hash.remove(&hash);
+            self.children.remove(&self.child_key(block));
         }
     }
 
     /// Undoes [`Self::forget`], before anything else was published.
     pub fn restore(&mut self, block: BlockId) {
         self.block_of_hash.insert(self.publications[block.idx()].hash, block);
+        self.children.insert(self.child_key(block), block);
+    }
+
+    fn child_key(&self, block: BlockId) -> ChildKey {
+        let publication = &self.publications[block.idx()];
+        (publication.parent_number, publication.salt, self.tokens_of(block)[0], publication.number)
     }
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
@@ -175,12 +247,15 @@ impl PrefixCache {
         self.publications[block.idx()].salt
     }
 
+    /// The tokens that can be found in a published block.
     pub fn tokens_of(&self, block: BlockId) -> &[TokenId] {
-        &self.tokens[block.idx() * self.block_size..(block.idx() + 1) * self.block_size]
+        let (start, len) = (block.idx() * self.block_size, self.publications[block.idx()].len as usize);
+        &self.tokens[start..start + len]
     }
 
-    pub fn num_findable(&self) -> usize {
-        self.block_of_hash.len()
+    /// By hash, and by what they follow: two equal numbers.
+    pub fn num_findable(&self) -> (usize, usize) {
+        (self.block_of_hash.len(), self.children.len())
     }
 
     /// Checks that a published block is found under its hash and that its hash follows from its parent's and its tokens.
@@ -188,6 +263,9 @@ impl PrefixCache {
         let publication = self.publications[block.idx()];
         if self.block_of_hash.get(&publication.hash) != Some(&block) {
             return Err(format!("invariant 7: published block {block} is not found under its hash"));
+        }
+        if self.children.get(&self.child_key(block)) != Some(&block) {
+            return Err(format!("invariant 7: published block {block} is not listed under its parent"));
         }
         if hash_block(publication.parent_hash, self.tokens_of(block), self.hash_mask) != publication.hash {
             return Err(format!("invariant 7: the hash of block {block} does not follow from its tokens"));
@@ -232,8 +310,18 @@ mod tests {
         let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
         chain.extend(tokens);
         let mut hit = Vec::new();
-        cache.lookup(&chain, tokens, usize::MAX, &mut hit);
+        let in_part = cache.lookup(&chain, tokens, &mut hit);
+        hit.truncate(hit.len() - usize::from(in_part > 0));
         hit.iter().map(|b| b.0).collect()
+    }
+
+    /// The block found in part and how much of it, in a cache with blocks of 4.
+    fn lookup_in_part(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Option<(u32, u32)> {
+        let mut chain = PrefixChain::new(salt, 4, cache.hash_mask);
+        chain.extend(tokens);
+        let mut hit = Vec::new();
+        let len = cache.lookup(&chain, tokens, &mut hit);
+        (len > 0).then(|| (hit[hit.len() - 1].0, len))
     }
 
     #[test]
@@ -256,6 +344,43 @@ mod tests {
         assert_eq!(lookup(&cache, 5, &[1, 2]), [] as [u32; 0], "other salt");
         publish(&mut cache, 0, &[7, 8, 1, 2], 2);
         assert_eq!(lookup(&cache, 0, &[1, 2]), [] as [u32; 0], "the same tokens below another parent");
+    }
+
+    #[test]
+    fn the_block_that_goes_on_alike_for_longest_is_found_in_part() {
+        // Mask 0: hashes tell nothing, and each publication takes the place of the one before.
+        for mask in [u64::MAX, 0] {
+            let mut cache = PrefixCache::new(10, 4, mask);
+            let mut chain = PrefixChain::new(0, 4, mask);
+            let tokens = [1, 2, 3, 4, 5, 6, 7, 8];
+            chain.extend(&tokens);
+            cache.publish(&mut chain, &tokens, 0, BlockId(1));
+            assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 9]), Some((1, 2)));
+            assert_eq!(lookup_in_part(&cache, 7, &[1, 2, 9]), None, "another salt");
+            assert_eq!(lookup_in_part(&cache, 0, &[2, 3]), None);
+            cache.publish(&mut chain, &tokens, 1, BlockId(2));
+            let after_1 = if mask == 0 { None } else { Some((2, 3)) };
+            assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 3, 4, 5, 6, 7, 9, 9]), after_1);
+            assert_eq!(lookup_in_part(&cache, 0, &[5, 6, 7]), None, "the same tokens at another place");
+        }
+    }
+
+    #[test]
+    fn a_tail_is_found_with_its_tokens_and_nothing_beyond_them() {
+        let mut cache = PrefixCache::new(10, 4, u64::MAX);
+        let mut chain = PrefixChain::new(0, 4, u64::MAX);
+        let tokens = [1, 2, 3, 4, 5, 6, 7];
+        chain.extend(&tokens);
+        cache.publish(&mut chain, &tokens, 0, BlockId(1));
+        assert!(matches!(cache.publish_tail(&chain, &tokens, BlockId(2)), Published::Now { replaced: None, .. }));
+        assert_eq!(cache.publish_tail(&chain, &tokens[..6], BlockId(3)), Published::Duplicate);
+        assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 3, 4, 5, 6, 7, 8, 9]), Some((2, 3)));
+        assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 3, 4, 5, 6]), Some((2, 2)));
+        assert_eq!((cache.check(BlockId(1)), cache.check(BlockId(2))), (Ok(()), Ok(())));
+        cache.forget(BlockId(2));
+        assert_eq!(lookup_in_part(&cache, 0, &tokens), None);
+        cache.restore(BlockId(2));
+        assert_eq!(lookup_in_part(&cache, 0, &tokens), Some((2, 3)));
     }
 
     #[test]

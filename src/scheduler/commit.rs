@@ -87,6 +87,7 @@ impl Scheduler {
             self.kv.shorten(&mut seq.table, slots);
             seq.num_computed = slots;
             seq.num_valid = slots;
+            seq.num_public = seq.num_public.min(slots);
         }
     }
 
@@ -126,6 +127,7 @@ impl Scheduler {
             return result;
         }
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
+        seq.num_public = to;
         if let Some((token, _)) = sampled {
             result.token = Some(token);
             result.finish = seq.append(token);
@@ -151,14 +153,13 @@ impl Scheduler {
                 seq.reset_progress();
                 self.waiting.push_front(idx);
             }
-            Undo::Preempt { seq: idx, at, slot, num_computed, num_valid, table } => {
+            Undo::Preempt { seq: idx, at, slot, progress, table } => {
                 assert_eq!(self.waiting.pop_front(), Some(idx), "preemptions are undone last to first");
                 assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
                 let table = self.kv.resume(table);
                 let seq = self.seq_mut(idx);
                 seq.table = table;
-                seq.num_computed = num_computed;
-                seq.num_valid = num_valid;
+                seq.set_progress(progress);
                 seq.preemptions -= 1;
                 seq.slot = Some(slot);
                 seq.status = super::SeqStatus::Running;

@@ -50,14 +50,15 @@ impl Scheduler {
         self.seq_mut(idx).fork_of = Some(ForkOf { parent, keep_tokens });
         match place {
             QueuePlace::Back => self.waiting.push_back(idx),
-            QueuePlace::Front => {
-                // Behind those whom the step in flight put back: undoing it takes them from the front.
-                let is_preemption = |undo: &&Undo| matches!(undo, Undo::Preempt { .. });
-                let at = self.undo.iter().filter(is_preemption).count();
-                self.waiting.insert(at, idx);
-            }
+            QueuePlace::Front => self.push_first(idx),
         }
         Ok(())
+    }
+
+    /// Behind those whom the step in flight put back: undoing it takes them from the front.
+    pub(super) fn push_first(&mut self, idx: SeqIdx) {
+        let at = self.undo.iter().filter(|undo| matches!(undo, Undo::Preempt { .. })).count();
+        self.waiting.insert(at, idx);
     }
 
     /// What a waiting sequence can join with: the blocks of its running parent where they hold more than the prefix cache

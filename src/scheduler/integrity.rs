@@ -137,7 +137,7 @@ impl Scheduler {
             return Err(format!("invariant 6: request {id} computed {computed} of {tokens} tokens, at most {max}"));
         }
         let is_last_found = seq.num_valid == seq.num_tokens() && seq.num_computed + 1 == seq.num_valid;
-        if seq.num_valid != seq.num_computed && !is_last_found {
+        if seq.num_valid != seq.num_computed && !is_last_found || seq.num_public > seq.num_computed {
             let (computed, valid) = (seq.num_computed, seq.num_valid);
             return Err(format!("invariant 6: request {id} computed {computed} positions, {valid} are there"));
         }

@@ -26,7 +26,7 @@ pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
-use crate::ids::{RequestId, SeqSlot};
+use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use planner::Undo;
@@ -72,6 +72,11 @@ pub struct Ended {
     pub request: RequestId,
     pub outcome: Result<FinishReason, RunError>,
     pub usage: Usage,
+    /// Prompt and output.
+    pub tokens: Vec<TokenId>,
+    pub cache_salt: u64,
+    /// What it was forked from.
+    pub parent: Option<RequestId>,
 }
 
 /// Sums since start.
@@ -81,6 +86,8 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copied_blocks: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.
@@ -144,6 +151,15 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Puts a request before all others, also into a full queue: for what belongs to a request that was admitted
+    /// already.
+    pub fn add_first(&mut self, new: NewSequence) -> Result<(), RunError> {
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        let idx = self.insert(new)?;
+        self.push_first(idx);
+        Ok(())
+    }
+
     /// A sequence in the storage, not yet in the queue; refuses what can never fit.
     fn insert(&mut self, new: NewSequence) -> Result<SeqIdx, RunError> {
         let max_total = self.max_total(&new)?;
@@ -200,6 +216,7 @@ impl Scheduler {
     pub fn restart(&mut self, kv: KvCache) {
         self.in_flight = None;
         self.undo.clear();
+        self.totals.copied_blocks += self.kv.counts().copied_blocks;
         self.kv = kv;
         self.free_slots = all_slots(self.config.max_num_seqs);
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
@@ -240,7 +257,8 @@ impl Scheduler {
     }
 
     pub fn totals(&self) -> Totals {
-        self.totals
+        let copied_blocks = self.totals.copied_blocks + self.kv.counts().copied_blocks;
+        Totals { copied_blocks, ..self.totals }
     }
 
     /// A live request.
@@ -302,7 +320,7 @@ impl Scheduler {
     /// Takes a sequence out of queue or batch and gives its blocks back.
     fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
         assert!(self.in_flight.is_none(), "a sequence ends between steps");
-        let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
+        let mut seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),
             SeqStatus::Waiting => self.waiting.retain(|other| *other != idx),
@@ -312,7 +330,17 @@ impl Scheduler {
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
-        self.ended.push(Ended { request: seq.id, outcome, usage: seq.usage() });
+        if outcome.is_ok() {
+            self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
+        }
+        self.ended.push(Ended {
+            request: seq.id,
+            outcome,
+            usage: seq.usage(),
+            parent: seq.parent(),
+            cache_salt: seq.cache_salt,
+            tokens: seq.tokens,
+        });
         self.kv.free(seq.table);
     }
 

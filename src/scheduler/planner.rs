@@ -1,6 +1,7 @@
 //! Planning a step: serve those who run, then admit.
 
 use super::policy::{self, Room};
+use super::sequence::Progress;
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
 };
@@ -24,7 +25,7 @@ pub struct PlanInputs {
 pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
     Admit { seq: SeqIdx, cached_tokens: Option<u32> },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, num_valid: u32, table: SuspendedTable },
+    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable },
 }
 
 /// A plan being made.
@@ -174,7 +175,7 @@ impl Scheduler {
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
-        let (num_computed, num_valid) = (seq.num_computed, seq.num_valid);
+        let progress = seq.progress();
         let slot = seq.slot.expect("a running sequence has a slot");
         let mut table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
         // What it was to copy in this step is not copied.
@@ -182,14 +183,14 @@ impl Scheduler {
         seq.reset_progress();
         seq.preemptions += 1;
         let table = self.kv.suspend(table);
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, num_valid, table });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table });
         self.free_slots.push(slot);
         self.waiting.push_front(victim);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
-            lost_tokens: num_computed,
+            lost_tokens: progress.num_computed,
             policy: self.config.victim,
             scores,
         });
@@ -206,17 +207,23 @@ impl Scheduler {
             // At least one token is computed, to get logits.
             let query_tokens = seq.num_tokens() - 1;
             let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
-            let (hit, parent) = self.found(seq, hit);
+            let (mut hit, parent) = self.found(seq, hit);
             if let Some(leader) = self.computes_now(seq, hit, query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
+            }
+            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
+            let room = Room { available: self.kv.num_available(), promised, watermark };
+            let mut may_join = policy::may_join(seq, hit, &room, &self.kv, &self.config);
+            if may_join.is_err() && parent.is_none() {
+                // A block found in part needs room beside its copy: in a full pool it is computed instead.
+                hit = self.kv.whole_blocks(hit);
+                may_join = policy::may_join(seq, hit, &room, &self.kv, &self.config);
             }
             let num_tokens = self.chunk(seq.num_tokens() - hit.tokens.min(query_tokens), draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
-            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
-            let room = Room { available: self.kv.num_available(), promised, watermark };
-            if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
+            if let Err(reason) = may_join {
                 return Some(reason);
             }
             self.waiting.pop_front();

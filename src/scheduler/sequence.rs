@@ -24,6 +24,14 @@ pub struct NewSequence {
     pub cache_salt: u64,
 }
 
+/// What a sequence has of its table, see the fields of [`Sequence`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    pub num_computed: u32,
+    pub num_valid: u32,
+    pub num_public: u32,
+}
+
 /// Where a sequence may find blocks besides the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ForkOf {
@@ -67,6 +75,8 @@ pub struct Sequence {
     /// Positions whose K and V the table's blocks hold: `num_computed`, or one more where the last known token came with
     /// shared blocks and is computed only for its logits.
     pub(super) num_valid: u32,
+    /// Positions that may be found by prefix: computed before the sequence was to end.
+    pub(super) num_public: u32,
     /// The largest `num_computed` there ever was: what is below it and computed again is recompute.
     pub(super) computed_peak: u32,
     /// Tokens being sampled by the step in flight: planned with, but neither known nor hashed yet.
@@ -106,6 +116,7 @@ impl Sequence {
             max_total,
             num_computed: 0,
             num_valid: 0,
+            num_public: 0,
             computed_peak: 0,
             num_pending: 0,
             status: SeqStatus::Waiting,
@@ -244,10 +255,17 @@ impl Sequence {
         (self.num_tokens() >= self.max_total).then_some(FinishReason::ContextFull)
     }
 
+    pub(super) fn progress(&self) -> Progress {
+        Progress { num_computed: self.num_computed, num_valid: self.num_valid, num_public: self.num_public }
+    }
+
+    pub(super) fn set_progress(&mut self, progress: Progress) {
+        Progress { num_computed: self.num_computed, num_valid: self.num_valid, num_public: self.num_public } = progress;
+    }
+
     /// Back to the state of a request that has not run, tokens kept.
     pub(super) fn reset_progress(&mut self) {
-        self.num_computed = 0;
-        self.num_valid = 0;
+        self.set_progress(Progress::default());
         self.num_pending = 0;
         self.status = SeqStatus::Waiting;
         self.slot = None;

@@ -3,7 +3,7 @@
 use super::runner::{Client, Run};
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::RunError;
-use crate::scheduler::{NewFork, NewSequence, QueuePlace, SeqStatus};
+use crate::scheduler::{NewFork, NewSequence, QueuePlace, Scheduler, SeqStatus};
 
 /// Forks of one world at most.
 const MAX_FORKS: u32 = 24;
@@ -56,7 +56,7 @@ impl Run {
                 new.prompt.clear();
                 self.fork(request, base.prompt.len() as u32, new, QueuePlace::Front)?;
             } else {
-                self.submit(new, None)?;
+                self.submit(new, None, Scheduler::add_first)?;
             }
         }
         Ok(())

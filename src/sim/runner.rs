@@ -176,7 +176,7 @@ impl Run {
             }
             self.num_arrived += 1;
             let (new, num_choices, stop_string) = (request.new.clone(), request.num_choices, request.stop_string);
-            self.submit(new, stop_string)?;
+            self.submit(new, stop_string, Scheduler::add)?;
             if let Some(client) = self.clients.last_mut() {
                 client.num_choices = num_choices;
             }
@@ -185,11 +185,16 @@ impl Run {
     }
 
     /// A new client, with the next id.
-    pub fn submit(&mut self, new: NewSequence, stop_string: Option<StopString>) -> Result<(), String> {
+    pub fn submit(
+        &mut self,
+        new: NewSequence,
+        stop_string: Option<StopString>,
+        add: fn(&mut Scheduler, NewSequence) -> Result<(), RunError>,
+    ) -> Result<(), String> {
         let new = NewSequence { id: RequestId(self.clients.len() as u64 + 1), ..new };
         let mut client = Client::new(&self.world, new.clone(), stop_string);
         let is_impossible = client.expected.is_none();
-        match self.scheduler.add(new) {
+        match add(&mut self.scheduler, new) {
             Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
             Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
                 return Err(format!("a request that fits was refused: {error}"));
@@ -294,7 +299,7 @@ impl Run {
     }
 
     fn read_ends(&mut self) -> Result<(), String> {
-        for Ended { request, outcome, usage } in self.scheduler.take_ended() {
+        for Ended { request, outcome, usage, .. } in self.scheduler.take_ended() {
             let client = &mut self.clients[request.idx() - 1];
             if client.end.is_some() {
                 return Err(format!("request {request} ended twice"));
