@@ -10,6 +10,7 @@ use super::mailbox::EventSink;
 use super::output::TextOutput;
 use super::run_state::LiveRun;
 use crate::ids::{RequestId, TokenId};
+use crate::kv::CacheKey;
 use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, InvalidParam, RunError, Usage};
 use crate::scheduler::{Ended, NewFork, NewSequence, QueuePlace};
 use std::collections::VecDeque;
@@ -29,14 +30,14 @@ pub struct RecentTokens {
 struct Recent {
     request: RequestId,
     tokens: Vec<TokenId>,
-    cache_salt: u64,
+    key: CacheKey,
 }
 
 impl RecentTokens {
     pub fn push(&mut self, ended: Ended) {
         self.num_tokens += ended.tokens.len();
-        let Ended { request, tokens, cache_salt, .. } = ended;
-        self.requests.push_back(Recent { request, tokens, cache_salt });
+        let Ended { request, tokens, key, .. } = ended;
+        self.requests.push_back(Recent { request, tokens, key });
         while self.requests.len() > MAX_RECENT || self.num_tokens > MAX_RECENT_TOKENS {
             let oldest = self.requests.pop_front().expect("it holds more than it may");
             self.num_tokens -= oldest.tokens.len();
@@ -92,6 +93,8 @@ impl EngineCore {
             eos_ids: self.model.eos_token_ids.clone(),
             priority: request.priority,
             cache_salt: request.cache_salt,
+            adapter: request.adapter,
+            client: request.owner.id,
         }
     }
 
@@ -105,9 +108,9 @@ impl EngineCore {
             self.scheduler.add(new.clone())?;
             return Ok(new);
         };
-        let (tokens, cache_salt, is_live) = match (self.scheduler.get(parent), self.recent.get(parent)) {
-            (Some(seq), _) => (seq.tokens(), seq.cache_salt(), true),
-            (None, Some(recent)) => (&recent.tokens[..], recent.cache_salt, false),
+        let (tokens, key, is_live) = match (self.scheduler.get(parent), self.recent.get(parent)) {
+            (Some(seq), _) => (seq.tokens(), seq.cache_key(), true),
+            (None, Some(recent)) => (&recent.tokens[..], recent.key, false),
             (None, None) => {
                 let message = format!("must be a live request or one that ended a short while ago, not {parent}");
                 return Err(InvalidParam { field: "parent", message }.into());
@@ -120,10 +123,10 @@ impl EngineCore {
         }
         let own = std::mem::take(&mut new.prompt);
         let whole = [&tokens[..keep_tokens as usize], &own].concat();
-        new.cache_salt = cache_salt;
+        (new.cache_salt, new.adapter) = (key.salt, key.adapter);
         if is_live {
             let sequence = NewSequence { prompt: own, ..new.clone() };
-            self.scheduler.fork(parent, NewFork { keep_tokens, sequence, place: QueuePlace::Back })?;
+            self.scheduler.fork(parent, NewFork { keep_tokens, sequence, place: QueuePlace::AsNew })?;
         } else {
             self.scheduler.add(NewSequence { prompt: whole.clone(), ..new.clone() })?;
         }
@@ -135,15 +138,14 @@ impl EngineCore {
         let Some((new, num_sequences)) = self.runs.get_mut(&id).and_then(LiveRun::take_for_choices) else { return };
         let keep_tokens = new.prompt.len() as u32;
         let mut refused = Vec::new();
-        // The last is put first in the queue, then the one before it, before that.
-        for choice in (1..num_sequences).rev() {
+        for choice in 1..num_sequences {
             let id_of_choice = RequestId(id.0 + u64::from(choice));
             let mut sequence = NewSequence { id: id_of_choice, seed: choice_seed(new.seed, choice), ..new.clone() };
             let queued = if self.scheduler.get(id).is_some() {
                 sequence.prompt.clear();
-                self.scheduler.fork(id, NewFork { keep_tokens, sequence, place: QueuePlace::Front })
+                self.scheduler.fork(id, NewFork { keep_tokens, sequence, place: QueuePlace::WithParent })
             } else {
-                self.scheduler.add_first(sequence)
+                self.scheduler.add_beside(sequence)
             };
             refused.extend(queued.err().map(|error| (choice, error)));
         }

@@ -214,7 +214,7 @@ impl LiveRun {
             blocks: seq.table().ids().to_vec(),
             parent: seq.parent(),
             choice: self.choice_of(seq.id()).unwrap_or(0) as u32,
-            priority: 0,
+            priority: seq.priority(),
             swapped_blocks: 0,
             preemptions: seq.preemptions(),
             submitted_us: self.submitted_us,

@@ -138,7 +138,7 @@ impl KvCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvConfig;
+    use crate::kv::{CacheKey, KvConfig};
 
     fn cache(num_blocks: u32) -> KvCache {
         KvCache::new(KvConfig { num_blocks, block_size: 4, enable_prefix_cache: true })
@@ -261,7 +261,7 @@ mod tests {
         kv.reserve(&mut second, 6, 8).expect("there is room");
         kv.commit();
         kv.fill(&second, 6, 8);
-        let (tokens, mut chain) = ([1; 8], kv.new_chain(0));
+        let (tokens, mut chain) = ([1; 8], kv.new_chain(CacheKey::default()));
         chain.extend(&tokens);
         kv.publish(&second, &mut chain, &tokens, 4, 8);
         assert_eq!(kv.lookup(&chain, &tokens, 8).num_blocks, 0);

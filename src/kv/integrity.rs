@@ -1,7 +1,7 @@
 //! The invariants of the cache, as pure checks. Numbers are those of the design's list of invariants.
 
 use super::block_pool::Visibility;
-use super::{BlockState, BlockTable, KvCache};
+use super::{BlockState, BlockTable, CacheKey, KvCache};
 use crate::ids::{BlockId, TokenId};
 
 /// A live table and what its sequence knows of it.
@@ -12,7 +12,7 @@ pub struct HeldTable<'a> {
     pub tokens: &'a [TokenId],
     /// Positions whose K and V are in the blocks.
     pub num_valid: u32,
-    pub salt: u64,
+    pub key: CacheKey,
 }
 
 impl KvCache {
@@ -84,9 +84,9 @@ impl KvCache {
             // What the request does not see of the block may be another's: it takes a copy before it writes.
             let range = start as usize..(start + valid_here) as usize;
             let seen = self.prefix.tokens_of(id).get(..valid_here as usize);
-            if seen.is_none() || held.tokens.get(range) != seen || held.salt != self.prefix.salt_of(id) {
+            if seen.is_none() || held.tokens.get(range) != seen || held.key != self.prefix.key_of(id) {
                 return Err(format!(
-                    "invariant 8: block {id} is published with other tokens or salt than request {owner} has"
+                    "invariant 8: block {id} is published with other tokens or another key than request {owner} has"
                 ));
             }
         }

@@ -1,16 +1,16 @@
 //! The paged KV cache: who holds which block, and which blocks can be found again by what they hold.
 //!
-//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt and all tokens are
-//! equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
+//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt, adapter and all
+//! tokens are equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
 //! of a step are a transaction ([`KvCache::begin`], then [`KvCache::commit`] or [`KvCache::undo`]), and undoing restores
 //! blocks, list orders and counts exactly. Eviction order follows step numbers: no clock is read.
 //! It does not hold keys or values: it decides where they go. It does not choose victims among requests.
 //!
 //! ```
-//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig}};
+//! use kvasir::{ids::RequestId, kv::{BlockTable, CacheKey, KvCache, KvConfig}};
 //! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, enable_prefix_cache: true });
 //! let (prompt, mut table) = ([1, 2, 3, 4, 5], BlockTable::new(RequestId(1)));
-//! let mut chain = kv.new_chain(0);
+//! let mut chain = kv.new_chain(CacheKey::default());
 //! chain.extend(&prompt);
 //! kv.begin(1);
 //! kv.reserve(&mut table, 0, 5).expect("the pool is empty");
@@ -33,7 +33,7 @@ pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use copy_on_write::BlockCopy;
 pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
-pub use prefix_cache::PrefixChain;
+pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use block_pool::{BlockPool, Visibility};
@@ -190,9 +190,9 @@ impl KvCache {
         tokens.div_ceil(self.config.block_size)
     }
 
-    /// The chain of a new sequence: prefixes are shared only between equal salts.
-    pub fn new_chain(&self, salt: u64) -> PrefixChain {
-        PrefixChain::new(salt, self.config.block_size, self.hash_mask)
+    /// The chain of a new sequence: prefixes are shared only between equal keys.
+    pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
+        PrefixChain::new(key, self.config.block_size, self.hash_mask)
     }
 
     /// Opens the transaction of a step. Steps ascend.
@@ -232,6 +232,19 @@ impl KvCache {
         let num_idle = self.num_idle_found();
         let num_blocks = self.hit.len() as u32 - u32::from(in_part > 0);
         PrefixHit { num_blocks, tokens: num_blocks * self.config.block_size + in_part, num_idle }
+    }
+
+    /// How many blocks a lookup would find: for ranking, without the memory of a hit.
+    pub fn num_cached_blocks(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> u32 {
+        match self.config.enable_prefix_cache {
+            true => self.prefix.count(chain, tokens, max_blocks as usize),
+            false => 0,
+        }
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.prefix.num_changes()
     }
 
     /// The latest [`KvCache::lookup`] without the block that it found in part.

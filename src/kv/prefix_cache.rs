@@ -1,6 +1,6 @@
 //! Finds blocks by what they hold: a hash chain over the tokens names a block, the tokens themselves decide.
 //!
-//! Guarantees: a hit means that salt, every token of the block and every token before it are equal. Hashes only find
+//! Guarantees: a hit means that salt, adapter, every token of the block and every token before it are equal. Hashes only find
 //! candidates: each publication has a number, names the number of its parent, and stores its tokens, so two prefixes
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
 //! After the whole blocks, the block that goes on like the sequence for longest is found in part: a full one, or the
@@ -11,16 +11,25 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// What else must be equal, besides the tokens, for two sequences to share a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CacheKey {
+    /// Chosen by the client: who does not know it shares nothing.
+    pub salt: u64,
+    /// The weights' adapter, which K and V depend on; 0 is none.
+    pub adapter: u64,
+}
+
 /// The number that stands for "no parent": the block holds the first tokens.
 const ROOT: u64 = 0;
 /// Blocks that are compared for a hit in part, the latest first: a bound on the cost of a lookup.
 const MAX_COMPARED: usize = 32;
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
-/// is seeded with the salt's hash. Grows with the sequence's tokens and survives preemption.
+/// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
 #[derive(Debug)]
 pub struct PrefixChain {
-    salt: u64,
+    key: CacheKey,
     hash_mask: u64,
     block_size: u32,
     links: Vec<Link>, // [number of full blocks named so far]
@@ -34,8 +43,8 @@ struct Link {
 }
 
 impl PrefixChain {
-    pub(super) fn new(salt: u64, block_size: u32, hash_mask: u64) -> Self {
-        PrefixChain { salt, hash_mask, block_size, links: Vec::new() }
+    pub(super) fn new(key: CacheKey, block_size: u32, hash_mask: u64) -> Self {
+        PrefixChain { key, hash_mask, block_size, links: Vec::new() }
     }
 
     /// Names the blocks that `tokens` (all of the sequence's, from the first) fill.
@@ -65,14 +74,14 @@ impl PrefixChain {
 
     fn parent_hash(&self, i: usize) -> u64 {
         match i {
-            0 => root_hash(self.salt),
+            0 => root_hash(self.key),
             i => self.links[i - 1].hash,
         }
     }
 }
 
-fn root_hash(salt: u64) -> u64 {
-    xxh3_64_with_seed(&salt.to_le_bytes(), 0)
+fn root_hash(key: CacheKey) -> u64 {
+    xxh3_64_with_seed(bytemuck::cast_slice(&[key.salt, key.adapter]), 0)
 }
 
 fn hash_block(parent: u64, tokens: &[TokenId], mask: u64) -> u64 {
@@ -87,13 +96,13 @@ struct Publication {
     parent_number: u64,
     hash: u64,
     parent_hash: u64,
-    salt: u64,
+    key: CacheKey,
     /// Tokens that can be found: all of a full block, those of a tail otherwise.
     len: u32,
 }
 
-/// Where a publication is listed under its parent: parent's number, salt, first token, own number.
-type ChildKey = (u64, u64, TokenId, u64);
+/// Where a publication is listed under its parent: parent's number, key, first token, own number.
+type ChildKey = (u64, CacheKey, TokenId, u64);
 
 #[derive(Debug)]
 pub(super) struct PrefixCache {
@@ -105,6 +114,7 @@ pub(super) struct PrefixCache {
     publications: Vec<Publication>, // [num_blocks]
     tokens: Vec<TokenId>,           // [num_blocks, block_size]
     last_number: u64,
+    num_forgotten: u64,
 }
 
 /// What publishing a block came to.
@@ -127,20 +137,16 @@ impl PrefixCache {
             publications: vec![Publication::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
             last_number: ROOT,
+            num_forgotten: 0,
         }
     }
 
     /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most all of `tokens`: whole ones, and one
     /// found in part. Returns how many tokens of the last one count, when it was found in part.
     pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], hit: &mut Vec<BlockId>) -> u32 {
-        let mut parent = ROOT;
-        for (i, link) in chain.links.iter().enumerate().take(tokens.len() / self.block_size) {
-            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { break };
-            hit.push(block);
-            parent = self.publications[block.idx()].number;
-        }
+        let parent = self.walk(chain, tokens, tokens.len() / self.block_size, |block| hit.push(block));
         let rest = &tokens[hit.len() * self.block_size..];
-        let Some((block, len)) = self.longest_child(parent, chain.salt, rest) else { return 0 };
+        let Some((block, len)) = self.longest_child(parent, chain.key, rest) else { return 0 };
         // Not worth a copy, unless nothing is left to compute.
         if (len as usize) < (self.block_size / 4).max(1).min(rest.len()) {
             return 0;
@@ -149,11 +155,34 @@ impl PrefixCache {
         len
     }
 
+    /// How many whole blocks [`Self::lookup`] would find.
+    pub fn count(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize) -> u32 {
+        let mut count = 0;
+        self.walk(chain, tokens, max_blocks, |_| count += 1);
+        count
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.last_number + self.num_forgotten
+    }
+
+    /// The number of the last publication found.
+    fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) -> u64 {
+        let mut parent = ROOT;
+        for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
+            let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { break };
+            found(block);
+            parent = self.publications[block.idx()].number;
+        }
+        parent
+    }
+
     /// The block after `parent` that begins like `tokens` for longest, at least one token, and for how long; the latest
     /// of several.
-    fn longest_child(&self, parent: u64, salt: u64, tokens: &[TokenId]) -> Option<(BlockId, u32)> {
+    fn longest_child(&self, parent: u64, key: CacheKey, tokens: &[TokenId]) -> Option<(BlockId, u32)> {
         let first = *tokens.first()?;
-        let children = self.children.range((parent, salt, first, ROOT)..=(parent, salt, first, u64::MAX));
+        let children = self.children.range((parent, key, first, ROOT)..=(parent, key, first, u64::MAX));
         let common = |block: BlockId| self.tokens_of(block).iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let mut longest = None;
         for (_, &block) in children.rev().take(MAX_COMPARED) {
@@ -176,13 +205,13 @@ impl PrefixCache {
     pub fn publish(&mut self, chain: &mut PrefixChain, tokens: &[TokenId], i: usize, block: BlockId) -> Published {
         let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
         let hash = chain.links[i].hash;
-        if let Some(equal) = self.find(hash, parent_number, chain.salt, self.part(tokens, i)) {
+        if let Some(equal) = self.find(hash, parent_number, chain.key, self.part(tokens, i)) {
             chain.links[i].publication = self.publications[equal.idx()].number;
             return Published::Duplicate;
         }
         chain.links[i].publication = self.last_number + 1;
         let parent_hash = chain.parent_hash(i);
-        let publication = Publication { number: 0, parent_number, hash, parent_hash, salt: chain.salt, len: 0 };
+        let publication = Publication { number: 0, parent_number, hash, parent_hash, key: chain.key, len: 0 };
         self.insert(block, publication, &tokens[i * self.block_size..(i + 1) * self.block_size])
     }
 
@@ -192,13 +221,13 @@ impl PrefixCache {
         let i = tokens.len() / self.block_size;
         let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
         let tail = &tokens[i * self.block_size..];
-        let found = self.longest_child(parent_number, chain.salt, tail);
+        let found = self.longest_child(parent_number, chain.key, tail);
         if found.is_some_and(|(_, len)| len as usize == tail.len()) {
             return Published::Duplicate;
         }
         let parent_hash = chain.parent_hash(i);
         let hash = hash_block(parent_hash, tail, self.hash_mask);
-        let publication = Publication { number: 0, parent_number, hash, parent_hash, salt: chain.salt, len: 0 };
+        let publication = Publication { number: 0, parent_number, hash, parent_hash, key: chain.key, len: 0 };
         self.insert(block, publication, tail)
     }
 
@@ -225,6 +254,7 @@ impl PrefixCache {
         if self.block_of_hash.get(&hash) == Some(&block) {
             self.block_of_hash.remove(&hash);
             self.children.remove(&self.child_key(block));
+            self.num_forgotten += 1;
         }
     }
 
@@ -236,15 +266,15 @@ impl PrefixCache {
 
     fn child_key(&self, block: BlockId) -> ChildKey {
         let publication = &self.publications[block.idx()];
-        (publication.parent_number, publication.salt, self.tokens_of(block)[0], publication.number)
+        (publication.parent_number, publication.key, self.tokens_of(block)[0], publication.number)
     }
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
         self.publications[block.idx()].hash
     }
 
-    pub fn salt_of(&self, block: BlockId) -> u64 {
-        self.publications[block.idx()].salt
+    pub fn key_of(&self, block: BlockId) -> CacheKey {
+        self.publications[block.idx()].key
     }
 
     /// The tokens that can be found in a published block.
@@ -270,8 +300,8 @@ impl PrefixCache {
         if hash_block(publication.parent_hash, self.tokens_of(block), self.hash_mask) != publication.hash {
             return Err(format!("invariant 7: the hash of block {block} does not follow from its tokens"));
         }
-        if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.salt) {
-            return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its salt"));
+        if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.key) {
+            return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its key"));
         }
         if publication.number == ROOT || publication.parent_number >= publication.number {
             return Err(format!("invariant 7: block {block} was published before its parent"));
@@ -279,11 +309,11 @@ impl PrefixCache {
         Ok(())
     }
 
-    fn find(&self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<BlockId> {
+    fn find(&self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<BlockId> {
         let block = *self.block_of_hash.get(&hash)?;
         let publication = &self.publications[block.idx()];
         let equal =
-            publication.parent_number == parent_number && publication.salt == salt && self.tokens_of(block) == tokens;
+            publication.parent_number == parent_number && publication.key == key && self.tokens_of(block) == tokens;
         equal.then_some(block)
     }
 
@@ -298,7 +328,7 @@ mod tests {
 
     /// Publishes `tokens` in blocks of 2 from block `first` on.
     fn publish(cache: &mut PrefixCache, salt: u64, tokens: &[TokenId], first: u32) -> PrefixChain {
-        let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         for i in 0..chain.len() {
             cache.publish(&mut chain, tokens, i, BlockId(first + i as u32));
@@ -307,7 +337,7 @@ mod tests {
     }
 
     fn lookup(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Vec<u32> {
-        let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         let mut hit = Vec::new();
         let in_part = cache.lookup(&chain, tokens, &mut hit);
@@ -317,7 +347,7 @@ mod tests {
 
     /// The block found in part and how much of it, in a cache with blocks of 4.
     fn lookup_in_part(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Option<(u32, u32)> {
-        let mut chain = PrefixChain::new(salt, 4, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 4, cache.hash_mask);
         chain.extend(tokens);
         let mut hit = Vec::new();
         let len = cache.lookup(&chain, tokens, &mut hit);
@@ -351,7 +381,7 @@ mod tests {
         // Mask 0: hashes tell nothing, and each publication takes the place of the one before.
         for mask in [u64::MAX, 0] {
             let mut cache = PrefixCache::new(10, 4, mask);
-            let mut chain = PrefixChain::new(0, 4, mask);
+            let mut chain = PrefixChain::new(CacheKey::default(), 4, mask);
             let tokens = [1, 2, 3, 4, 5, 6, 7, 8];
             chain.extend(&tokens);
             cache.publish(&mut chain, &tokens, 0, BlockId(1));
@@ -368,7 +398,7 @@ mod tests {
     #[test]
     fn a_tail_is_found_with_its_tokens_and_nothing_beyond_them() {
         let mut cache = PrefixCache::new(10, 4, u64::MAX);
-        let mut chain = PrefixChain::new(0, 4, u64::MAX);
+        let mut chain = PrefixChain::new(CacheKey::default(), 4, u64::MAX);
         let tokens = [1, 2, 3, 4, 5, 6, 7];
         chain.extend(&tokens);
         cache.publish(&mut chain, &tokens, 0, BlockId(1));

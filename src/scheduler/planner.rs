@@ -1,6 +1,7 @@
 //! Planning a step: serve those who run, then admit.
 
 use super::policy::{self, Room};
+use super::queue::{QueueMark, QueuePolicy};
 use super::sequence::Progress;
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
@@ -24,8 +25,8 @@ pub struct PlanInputs {
 #[derive(Debug)]
 pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
-    Admit { seq: SeqIdx, cached_tokens: Option<u32> },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable },
+    Admit { seq: SeqIdx, cached_tokens: Option<u32>, cost: u32, paid: u32, mark: QueueMark },
+    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable, mark: QueueMark },
 }
 
 /// A plan being made.
@@ -52,6 +53,8 @@ impl Scheduler {
         assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
         self.kv.begin(inputs.step);
         self.in_flight = Some(inputs.step);
+        self.last_step = inputs.step;
+        self.num_looked_at += self.running.len() as u64;
         let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
         let mut draft = Draft {
             plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
@@ -161,7 +164,7 @@ impl Scheduler {
         });
     }
 
-    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
+    /// Puts a running sequence back in the queue. What it had in this plan is given back.
     fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
         if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
             let row = draft.plan.rows.remove(at);
@@ -174,6 +177,7 @@ impl Scheduler {
         self.running.remove(at);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
+        let mark = self.waiting.mark();
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
         let progress = seq.progress();
         let slot = seq.slot.expect("a running sequence has a slot");
@@ -182,10 +186,11 @@ impl Scheduler {
         self.kv.cancel_copy(&mut table);
         seq.reset_progress();
         seq.preemptions += 1;
+        seq.ticket.is_resumed = true;
+        self.waiting.put_back(victim, &seq.ticket);
         let table = self.kv.suspend(table);
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table, mark });
         self.free_slots.push(slot);
-        self.waiting.push_front(victim);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
@@ -199,7 +204,8 @@ impl Scheduler {
     /// Admits from the head of the queue while the whole of each fits; says what stopped it.
     fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
         let mut promised: u32 = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
-        while let Some(&idx) = self.waiting.front() {
+        while let Some(idx) = self.waiting.first() {
+            self.num_looked_at += 1;
             let Some(&slot) = self.free_slots.last() else {
                 return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
             };
@@ -226,8 +232,6 @@ impl Scheduler {
             if let Err(reason) = may_join {
                 return Some(reason);
             }
-            self.waiting.pop_front();
-            self.free_slots.pop();
             self.attach(idx, hit, parent);
             self.join(idx, slot, num_tokens, draft);
             promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
@@ -255,9 +259,15 @@ impl Scheduler {
 
     /// Moves a waiting sequence into the batch with the blocks that it was given.
     fn join(&mut self, idx: SeqIdx, slot: SeqSlot, num_tokens: u32, draft: &mut Draft) {
+        self.free_slots.pop();
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
-        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
+        let mark = self.waiting.take(&seq.ticket);
         let cached_tokens = seq.num_computed;
+        // Paid once, for what is computed of the prompt.
+        let cost = std::mem::take(&mut seq.ticket.cost);
+        let paid = cost.saturating_sub(cached_tokens);
+        self.waiting.charge(seq.ticket.client, paid);
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, cost, paid, mark });
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
         seq.status = SeqStatus::Running;
@@ -269,17 +279,25 @@ impl Scheduler {
         self.plan_row(idx, num_tokens, Some(joined), draft);
     }
 
-    fn explain_waiting(&self, plan: &mut StepPlan, binding: Option<WaitReason>) {
+    fn explain_waiting(&mut self, plan: &mut StepPlan, binding: Option<WaitReason>) {
         plan.num_running = self.running.len() as u32;
         plan.num_waiting = self.waiting.len() as u32;
-        for (position, seq) in self.waiting().take(MAX_REASONS).enumerate() {
+        plan.binding = binding;
+        let is_fair = self.waiting.policy() == QueuePolicy::Fair;
+        let Some(first) = self.waiting.first().map(|idx| self.seq(idx).ticket) else { return };
+        for (position, idx) in self.waiting.iter().take(MAX_REASONS).enumerate() {
+            let ticket = self.seq(idx).ticket;
             let reason = match (position, binding) {
                 (_, Some(WaitReason::Preemption)) => WaitReason::Preemption,
                 (0, Some(reason)) => reason,
+                _ if is_fair && ticket.client != first.client && ticket.id < first.id => {
+                    WaitReason::Share { ahead: first.id }
+                }
                 (position, _) => WaitReason::Behind { position: position as u32 },
             };
-            plan.waiting.push((seq.id, reason));
+            plan.waiting.push((ticket.id, reason));
         }
+        self.num_looked_at += plan.waiting.len() as u64;
     }
 }
 

@@ -25,7 +25,7 @@ impl Run {
         let own: Vec<TokenId> = (0..extra).map(|_| self.rng.range(0, self.world.vocab_size - 1)).collect();
         let mut new = self.world.branch(&mut self.rng);
         new.prompt = own;
-        let place = if self.rng.percent(30) { QueuePlace::Front } else { QueuePlace::Back };
+        let place = if self.rng.percent(30) { QueuePlace::WithParent } else { QueuePlace::AsNew };
         self.stats.forks_in_flight += u64::from(in_flight);
         self.stats.forks_of_waiting +=
             u64::from(self.scheduler.get(parent).is_some_and(|seq| seq.status() == SeqStatus::Waiting));
@@ -54,9 +54,9 @@ impl Run {
             self.stats.choices += 1;
             if self.scheduler.get(request).is_some() {
                 new.prompt.clear();
-                self.fork(request, base.prompt.len() as u32, new, QueuePlace::Front)?;
+                self.fork(request, base.prompt.len() as u32, new, QueuePlace::WithParent)?;
             } else {
-                self.submit(new, None, Scheduler::add_first)?;
+                self.submit(new, None, Scheduler::add_beside)?;
             }
         }
         Ok(())
@@ -75,7 +75,8 @@ impl Run {
         let source = self.scheduler.get(parent).ok_or("only a live request is forked")?;
         let mut whole = source.tokens()[..keep_tokens as usize].to_vec();
         whole.extend_from_slice(&new.prompt);
-        let whole = NewSequence { prompt: whole, cache_salt: source.cache_salt(), ..new.clone() };
+        let key = source.cache_key();
+        let whole = NewSequence { prompt: whole, cache_salt: key.salt, adapter: key.adapter, ..new.clone() };
         let mut client = Client::new(&self.world, whole, None);
         let is_impossible = client.expected.is_none();
         match self.scheduler.fork(parent, NewFork { keep_tokens, sequence: new, place }) {

@@ -8,7 +8,7 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, copy_blocks, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants,
+    attention, copy_blocks, embed, logit_cap, matmul, mlp, norm, quantise, rope_kv_write, sample, step_meta, variants,
 };
 
 struct Variant {
@@ -126,12 +126,13 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
         ("sample", logits()),
         ("copy_blocks", mirror!(copy_blocks::Params: words)),
-        ("embed", mirror!(embed::Params: first_row num_rows stride)),
+        ("embed", mirror!(embed::Params: first_row num_rows stride scale)),
         ("matmul_f32", product()),
         ("matmul_i8", product()),
-        ("norm", mirror!(norm::Params: k stride eps)),
+        ("norm", mirror!(norm::Params: k stride eps scale)),
         ("quantise", mirror!(quantise::Params: stride)),
-        ("swiglu", mirror!(swiglu::Params: k x_stride up_offset y_stride)),
+        ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride)),
+        ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])
 }
 

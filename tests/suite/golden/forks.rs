@@ -6,7 +6,7 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{KvCache, KvConfig};
 use kvasir::protocol::{SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, NewFork, NewSequence, PlanInputs, QueuePlace, Scheduler, SchedulerConfig, VictimPolicy,
+    CheckLevel, NewFork, NewSequence, PlanInputs, QueuePlace, QueuePolicy, Scheduler, SchedulerConfig, VictimPolicy,
 };
 use std::collections::BTreeMap;
 
@@ -36,6 +36,8 @@ impl<'a> Engine<'a> {
             long_prefill_cap: max_tokens,
             watermark_blocks: 0,
             max_preemptions: 1_000,
+            queue_policy: QueuePolicy::Fcfs,
+            aging_steps: 256,
             victim: VictimPolicy::LastIn,
             check: CheckLevel::Full,
         };
@@ -62,6 +64,8 @@ impl<'a> Engine<'a> {
             eos_ids: Vec::new(),
             priority: 0,
             cache_salt: 0,
+            adapter: 0,
+            client: 0,
         }
     }
 
@@ -71,7 +75,7 @@ impl<'a> Engine<'a> {
 
     fn fork(&mut self, parent: u64, id: u64, keep_tokens: u32, own: &[TokenId], max_tokens: u32) {
         let sequence = Self::sequence(id, own, max_tokens);
-        let fork = NewFork { keep_tokens, sequence, place: QueuePlace::Back };
+        let fork = NewFork { keep_tokens, sequence, place: QueuePlace::AsNew };
         self.scheduler.fork(RequestId(parent), fork).expect("it fits");
     }
 

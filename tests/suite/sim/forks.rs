@@ -15,8 +15,10 @@ impl Engine {
             eos_ids: Vec::new(),
             priority: 0,
             cache_salt: 0,
+            adapter: 0,
+            client: 0,
         };
-        let fork = NewFork { keep_tokens, sequence, place: QueuePlace::Back };
+        let fork = NewFork { keep_tokens, sequence, place: QueuePlace::AsNew };
         self.scheduler.fork(RequestId(parent), fork).expect("it fits");
     }
 
