@@ -11,7 +11,7 @@ use super::output::TextOutput;
 use super::run_state::LiveRun;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::CacheKey;
-use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, InvalidParam, RunError, Usage};
+use crate::protocol::{FinishReason, GenerateRequest, InvalidParam, RunError, Usage};
 use crate::scheduler::{Ended, NewFork, NewSequence, QueuePlace};
 use std::collections::VecDeque;
 
@@ -62,25 +62,14 @@ pub(super) enum Start {
 impl EngineCore {
     /// Queues a run; a refusal is its terminal event.
     pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, start: Start, events: EventSink) {
-        let submitted_us = self.since_start_us(events.created());
         let asked = (request.decoding.clone(), request.sampling.logprobs.is_some());
-        let mut run = LiveRun::new(id, request.owner.clone(), events, asked, submitted_us);
-        run.begin_choice(self.text_output(&request.stop.stop_strings, 0));
+        let mut run = self.new_run(id, request.owner.clone(), events, asked, &request.stop.stop_strings);
         let mut new = self.new_sequence(id, request);
         if run.ranks() && new.sampling.logprobs.is_none() {
             new.sampling.logprobs = Some(0);
         }
-        match self.queue(new, start) {
-            Ok(new) => {
-                run.keep_for_choices(&new);
-                self.runs.insert(id, run);
-            }
-            Err(error) => {
-                self.leaves_queue();
-                run.events.push(EngineEvent::Failed { error });
-                self.shared.wake();
-            }
-        }
+        let queued = self.queue(new, start).map(|new| run.keep_for_choices(&new));
+        self.queued(id, run, queued);
     }
 
     fn new_sequence(&self, id: RequestId, request: GenerateRequest) -> NewSequence {
@@ -98,7 +87,7 @@ impl EngineCore {
         }
     }
 
-    fn text_output(&self, stop_strings: &[String], choice: u32) -> TextOutput {
+    pub(super) fn text_output(&self, stop_strings: &[String], choice: u32) -> TextOutput {
         TextOutput::new(self.model.tokenizer.clone(), stop_strings, choice)
     }
 

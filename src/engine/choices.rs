@@ -76,6 +76,11 @@ impl Choice {
         (self.hold(piece.event), piece.stop)
     }
 
+    /// A token that is not sent.
+    pub fn count(&mut self) {
+        self.num_emitted += 1;
+    }
+
     /// The end: what was held back as a possible stop string, unless a stop string or the client ended the output.
     pub fn end(&mut self, reason: FinishReason) -> Option<EngineEvent> {
         let event = if matches!(reason, FinishReason::StopString(_)) { None } else { self.text.flush() };

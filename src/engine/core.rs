@@ -8,6 +8,7 @@ use super::branches::RecentTokens;
 use super::budget::{AdaptiveBudget, StepCost};
 use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
+use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
 use super::record;
 use super::run_state::{LiveRun, StepTime};
@@ -15,7 +16,7 @@ use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
-use crate::protocol::{EngineEvent, FinishReason, RunError};
+use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError};
 use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
+/// Waiting requests that a snapshot shows.
+const MAX_WAITING_SHOWN: usize = 512;
 /// Ended requests that a snapshot still shows.
 const MAX_FINISHED: usize = 64;
 /// Failures of a step in a row before the requests of its plan are ended.
@@ -65,6 +68,8 @@ pub struct EngineCore {
     shrunk_budget: Option<u32>,
     /// Why requests waited in the last step.
     reasons: Vec<(RequestId, WaitReason)>,
+    /// What stopped the last admission.
+    binding: Option<WaitReason>,
     finished: VecDeque<RequestInfo>,
     /// Requests that ended since the last record.
     ended: Vec<(RequestId, FinishReason)>,
@@ -114,12 +119,28 @@ impl EngineCore {
             num_failed_steps: 0,
             shrunk_budget: None,
             reasons: Vec::new(),
+            binding: None,
             finished: VecDeque::new(),
             ended: Vec::new(),
             deltas: Vec::new(),
             started,
             published: None,
         }
+    }
+
+    /// A run whose first choice begins. `shows_logprobs`: the client asked for them.
+    pub(super) fn new_run(
+        &self,
+        id: RequestId,
+        owner: OwnerTag,
+        events: EventSink,
+        (decoding, shows_logprobs): (Decoding, bool),
+        stop_strings: &[String],
+    ) -> LiveRun {
+        let submitted_us = micros64(events.created().saturating_duration_since(self.started));
+        let mut run = LiveRun::new(id, owner, events, (decoding, shows_logprobs), submitted_us);
+        run.begin_choice(self.text_output(stop_strings, 0));
+        run
     }
 
     /// Ends a run at its client's wish, all choices of it; the blocks are free when this returns.
@@ -180,6 +201,7 @@ impl EngineCore {
             num_waiting: plan.num_waiting,
             ..StepRecord::default()
         };
+        self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.count(output.stats, output.gpu_us);
@@ -272,8 +294,10 @@ impl EngineCore {
     }
 
     fn abort_cancelled(&mut self) {
-        let cancelled = self.runs.iter().filter(|(_, run)| run.events.is_cancelled()).map(|(&id, _)| id);
-        let ids: Vec<RequestId> = cancelled.collect();
+        // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
+        let running = self.scheduler.running().map(|seq| seq.id());
+        let is_cancelled = |id: &RequestId| self.run_by(*id).is_some_and(|run| run.events.is_cancelled());
+        let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
         ids.into_iter().for_each(|id| self.abort(id));
     }
 
@@ -436,6 +460,7 @@ impl EngineCore {
     pub(super) fn publish_snapshot(&mut self) {
         self.published = Some(Instant::now());
         let (config, totals) = (self.scheduler.config(), self.scheduler.totals());
+        let requests = self.request_infos();
         let snapshot = EngineSnapshot {
             step: self.step,
             t_us: self.now_us(),
@@ -445,7 +470,9 @@ impl EngineCore {
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
             watermark_blocks: config.watermark_blocks,
-            requests: self.request_infos(),
+            queue: record::queue(&self.scheduler, self.binding, &requests),
+            prefixes: record::prefixes(self.scheduler.kv()),
+            requests,
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,
             preemptions_total: totals.preemptions,
@@ -462,14 +489,15 @@ impl EngineCore {
         run.choice_of(sequence).map(|_| run)
     }
 
-    /// Running in batch order, waiting in queue order, the last ended.
+    /// Running in batch order, the first that wait in queue order, the last ended.
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
             infos.extend(self.run_by(seq.id()).map(|run| run.info(seq, None)));
         }
-        for (i, seq) in self.scheduler.waiting().enumerate() {
-            let told = self.reasons.iter().find(|(id, _)| *id == seq.id()).map(|(_, reason)| *reason);
+        let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
+        for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
+            let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
             infos.extend(self.run_by(seq.id()).map(|run| run.info(seq, Some(reason))));
         }
@@ -526,10 +554,6 @@ impl EngineCore {
 
     fn now_us(&self) -> u64 {
         micros64(self.started.elapsed())
-    }
-
-    pub(super) fn since_start_us(&self, moment: Instant) -> u64 {
-        micros64(moment.saturating_duration_since(self.started))
     }
 }
 

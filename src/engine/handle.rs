@@ -31,11 +31,13 @@
 //! # }
 //! ```
 
+mod prefixes;
+
 use super::choices;
 use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
-use crate::ids::RequestId;
+use crate::ids::{RequestId, TokenId};
 use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
@@ -297,7 +299,7 @@ impl EngineHandle {
     /// Checks a request in full and queues it. A request without a seed draws one here. Choice c of the run is request
     /// `id + c` in telemetry.
     pub fn submit(&self, request: GenerateRequest) -> Result<Run, RunError> {
-        self.start_run(request, 0, |id, request, events| EngineCommand::Submit { id, request, events })
+        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, events })
     }
 
     /// Queues a run whose prompt is the first `keep_tokens` tokens (prompt and output) of `parent`, followed by the
@@ -308,7 +310,7 @@ impl EngineHandle {
     ///
     /// A parent that is not known, or has fewer tokens, is the run's terminal event.
     pub fn fork(&self, parent: RequestId, keep_tokens: u32, request: GenerateRequest) -> Result<Run, RunError> {
-        self.start_run(request, keep_tokens, |id, request, events| EngineCommand::Fork {
+        self.generate(request, keep_tokens, |id, request, events| EngineCommand::Fork {
             id,
             parent,
             keep_tokens,
@@ -317,7 +319,7 @@ impl EngineHandle {
         })
     }
 
-    fn start_run(
+    fn generate(
         &self,
         mut request: GenerateRequest,
         keep_tokens: u32,
@@ -330,10 +332,15 @@ impl EngineHandle {
         if request.sampling.seed.is_none() {
             request.sampling.seed = Some(self.draw_seed(id));
         }
+        self.start_run(id, |events| command(id, Box::new(request), events))
+    }
+
+    /// Queues what has a run of its own.
+    fn start_run(&self, id: RequestId, command: impl FnOnce(EventSink) -> Command) -> Result<Run, RunError> {
         self.reserve_queue_place()?;
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
-        match self.inner.commands.try_send(command(id, Box::new(request), sink)) {
+        match self.inner.commands.try_send(command(sink)) {
             Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -555,10 +562,7 @@ fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> R
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);
     }
-    let vocab = model.vocab_size;
-    if let Some(&token) = request.prompt.iter().find(|&&t| t >= vocab) {
-        return Err(RunError::TokenOutOfRange { token, vocab });
-    }
+    check_tokens(&request.prompt, model.vocab_size)?;
     let max_model_len = model.max_model_len;
     if prompt >= max_model_len {
         return Err(RunError::PromptTooLong { prompt, max_model_len });
@@ -578,6 +582,13 @@ fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> R
         return Err(RunError::NeverFits { needed, total });
     }
     Ok(())
+}
+
+fn check_tokens(tokens: &[TokenId], vocab: u32) -> Result<(), RunError> {
+    match tokens.iter().find(|&&t| t >= vocab) {
+        Some(&token) => Err(RunError::TokenOutOfRange { token, vocab }),
+        None => Ok(()),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,7 +5,7 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`choices`], [`branches`], [`output`], [`stop_strings`], [`budget`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`choices`], [`branches`], [`output`], [`stop_strings`], [`budget`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod branches;
 pub mod budget;
@@ -19,6 +19,7 @@ pub mod mailbox;
 pub mod memory_plan;
 pub mod options;
 pub mod output;
+mod prefixes;
 pub mod record;
 pub mod run_state;
 pub mod stop_strings;

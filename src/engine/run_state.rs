@@ -26,6 +26,8 @@ pub struct LiveRun {
     waiting: Option<Box<NewSequence>>,
     shows_logprobs: bool,
     usage: Usage,
+    /// It computes a prefix to be pinned: its token means nothing and is not sent.
+    is_pin: bool,
 }
 
 /// When a step was committed.
@@ -59,7 +61,14 @@ impl LiveRun {
             waiting: None,
             shows_logprobs,
             usage: Usage::default(),
+            is_pin: false,
         }
+    }
+
+    /// The run of a prefix that is to be pinned.
+    pub fn for_pin(mut self) -> Self {
+        self.is_pin = true;
+        self
     }
 
     /// The next choice begins.
@@ -123,6 +132,10 @@ impl LiveRun {
         self.first_token_us.get_or_insert(at.now_us);
         self.last_token_us = Some(at.now_us);
         self.last_step = at.step;
+        if self.is_pin {
+            self.choices[choice].count();
+            return None;
+        }
         let (event, stop) = self.choices[choice].push(token, logprobs, is_stop_token, self.shows_logprobs);
         event.into_iter().for_each(|event| self.events.push(event));
         stop

@@ -11,7 +11,7 @@ use super::loader::{LoadFailure, Loaded, Progress};
 use super::mailbox::EventSink;
 use super::options::LoadRequest;
 use crate::ids::RequestId;
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, RunError};
+use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, PrefixCommand, RunError};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -139,6 +139,7 @@ impl EngineThread {
                     self.is_idle = false;
                 }
             }
+            EngineCommand::Prefix(command) => self.prefix(command),
             EngineCommand::Load(LoadCommand::Start { load, request }) => self.start_load(load, request),
             EngineCommand::Load(LoadCommand::Done { load, result, max_queue }) => {
                 self.finish_load(load, *result, max_queue);
@@ -161,6 +162,22 @@ impl EngineThread {
                 events.push(EngineEvent::Failed { error: RunError::NoModel });
                 self.shared.wake();
             }
+        }
+    }
+
+    fn prefix(&mut self, command: PrefixCommand<EventSink>) {
+        match (&mut self.core, command) {
+            (Some(core), command) => {
+                core.prefix(command);
+                // A snapshot shows it even when no step follows.
+                self.is_idle = false;
+            }
+            (None, PrefixCommand::Pin { events, .. }) => {
+                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
+                events.push(EngineEvent::Failed { error: RunError::NoModel });
+                self.shared.wake();
+            }
+            (None, _) => {}
         }
     }
 

@@ -76,7 +76,7 @@ impl KvCache {
         let PendingCopy { copy, request, logical } = self.copies.remove(at);
         table.replace(logical, copy.from);
         self.pool.header.copied_blocks -= 1;
-        self.let_go(copy.to, request);
+        self.unref(copy.to, request);
         Some(logical * self.config.block_size)
     }
 
@@ -85,13 +85,13 @@ impl KvCache {
         assert!(slots.is_multiple_of(self.config.block_size), "a table is cut between blocks");
         let keep = self.blocks_for(slots).min(table.num_blocks());
         for i in (keep..table.num_blocks()).rev() {
-            self.let_go(table.ids()[i as usize], table.owner());
+            self.unref(table.ids()[i as usize], table.owner());
         }
         table.truncate(keep, slots.min(table.slots()));
     }
 
     /// The table lets go of a block.
-    pub(super) fn let_go(&mut self, block: BlockId, request: RequestId) {
+    pub(super) fn unref(&mut self, block: BlockId, request: RequestId) {
         self.events.push(BlockEvent::Unref { block, request });
         match self.pool.unhold(block) {
             Unheld::StillHeld => {}
@@ -103,7 +103,7 @@ impl KvCache {
     /// The step is over: sources are let go of.
     pub(super) fn end_copies(&mut self) {
         while let Some(pending) = self.copies.pop() {
-            self.let_go(pending.copy.from, pending.request);
+            self.unref(pending.copy.from, pending.request);
         }
     }
 

@@ -25,8 +25,12 @@ impl KvCache {
         for held in tables {
             self.check_table(&held, &mut refs)?;
         }
+        for pinned in self.pinned_tables() {
+            self.check_table(&pinned, &mut refs)?;
+        }
         self.check_blocks(&refs)?;
         self.check_lists()?;
+        self.check_pins()?;
         self.check_counts()
     }
 

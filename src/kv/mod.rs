@@ -26,6 +26,7 @@ mod block_table;
 mod copy_on_write;
 mod host_pool;
 mod integrity;
+mod pins;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
@@ -33,11 +34,13 @@ pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use copy_on_write::BlockCopy;
 pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
+pub use pins::{PinSpec, PrefixView};
 pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use block_pool::{BlockPool, Visibility};
 use copy_on_write::PendingCopy;
+use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -74,6 +77,10 @@ pub enum BlockEvent {
     /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
     /// `from`, which others see. `request` lets go of `from` when the step is over.
     Copy { from: BlockId, to: BlockId, request: RequestId },
+    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
+    Pin { block: BlockId },
+    /// No pinned prefix holds it any more (an `Unref` follows).
+    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -91,6 +98,8 @@ pub struct KvCounts {
     /// The sum over shared blocks of (references - 1).
     pub saved: u32,
     pub evicted_this_step: u32,
+    /// Held by a pinned prefix.
+    pub pinned: u32,
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -108,6 +117,8 @@ pub struct BlockView {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
     /// Step of the last change.
     pub last_step: u64,
 }
@@ -141,6 +152,10 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
+    /// Where hits of the step ended, and their tokens: counted when it commits.
+    hits: Vec<(BlockId, u32)>,
+    pins: Vec<Pin>,
+    lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
     /// Of the open step.
     copies: Vec<PendingCopy>,
@@ -162,6 +177,9 @@ impl KvCache {
             prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
+            hits: Vec::new(),
+            pins: Vec::new(),
+            lost_pins: Vec::new(),
             hit: Vec::new(),
             copies: Vec::new(),
         }
@@ -205,6 +223,9 @@ impl KvCache {
     pub fn commit(&mut self) {
         self.pool.commit();
         self.end_copies();
+        for (block, tokens) in self.hits.drain(..) {
+            self.prefix.count_hit(block, tokens, self.pool.header.step);
+        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -214,6 +235,7 @@ impl KvCache {
         self.pool.undo(|block| prefix.restore(block));
         self.events.truncate(self.events_before_step);
         self.copies.clear();
+        self.hits.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -265,6 +287,8 @@ impl KvCache {
         }
         table.raise_slots(hit.tokens);
         let hit_tokens = hit.tokens.min(query_tokens);
+        let last = hit.num_blocks.checked_sub(1).map(|last| self.hit[last as usize]);
+        self.hits.extend(last.map(|last| (last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         let whole_tokens = hit.num_blocks * self.config.block_size;
@@ -379,7 +403,9 @@ impl KvCache {
                 return;
             }
         }
-        if let Published::Now { hash, replaced } = self.prefix.publish_tail(chain, tokens, id) {
+        let pool = &self.pool;
+        let published = self.prefix.publish_tail(chain, tokens, id, |old| pool.block(old).pins > 0);
+        if let Published::Now { hash, replaced } = published {
             self.show(id, hash, replaced);
         }
     }
@@ -392,6 +418,7 @@ impl KvCache {
             }
             self.pool.set_visibility(block, Visibility::Tainted);
         }
+        self.drop_suspect_pins();
     }
 
     pub fn counts(&self) -> KvCounts {
@@ -405,6 +432,7 @@ impl KvCache {
             shared: header.num_shared,
             saved: header.num_saved,
             evicted_this_step: header.evicted_this_step,
+            pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
             partial_hit_tokens: header.partial_hit_tokens,
@@ -421,6 +449,7 @@ impl KvCache {
             refs: block.refs,
             filled: block.filled,
             hash: is_published.then(|| self.prefix.hash_of(id)),
+            is_pinned: block.pins > 0,
             last_step: block.last_step,
         }
     }
@@ -451,7 +480,7 @@ impl KvCache {
         self.hit.iter().filter(is_idle).count() as u32
     }
 
-    /// False when the block is tainted: what follows it cannot be published either.
+    /// False when the block is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
             return false;
@@ -462,7 +491,12 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        let pool = &self.pool;
+        let (hash, replaced) = match self.prefix.publish(chain, tokens, i, block, |old| pool.block(old).pins > 0) {
+            Published::Now { hash, replaced } => (hash, replaced),
+            Published::Duplicate => return true,
+            Published::Refused => return false,
+        };
         self.show(block, hash, replaced);
         true
     }
@@ -489,7 +523,7 @@ impl KvCache {
     fn unhold_all(&mut self, table: &BlockTable) {
         let request = table.owner();
         for &block in table.ids().iter().rev() {
-            self.let_go(block, request);
+            self.unref(block, request);
         }
     }
 

@@ -72,6 +72,10 @@ impl PrefixChain {
         self.links.is_empty()
     }
 
+    fn parent_number(&self, i: usize) -> u64 {
+        if i == 0 { ROOT } else { self.links[i - 1].publication }
+    }
+
     fn parent_hash(&self, i: usize) -> u64 {
         match i {
             0 => root_hash(self.key),
@@ -99,6 +103,19 @@ struct Publication {
     key: CacheKey,
     /// Tokens that can be found: all of a full block, those of a tail otherwise.
     len: u32,
+    stats: PrefixStats,
+    /// The block of the first tokens, and its number while it held them.
+    root: (BlockId, u64),
+}
+
+/// What a published block was worth as the end of a hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PrefixStats {
+    /// Blocks from the first token to this one.
+    pub depth: u32,
+    pub hits: u64,
+    pub hit_tokens: u64,
+    pub last_hit_step: u64,
 }
 
 /// Where a publication is listed under its parent: parent's number, key, first token, own number.
@@ -122,6 +139,8 @@ pub(super) struct PrefixCache {
 pub(super) enum Published {
     /// Another block holds the same content already.
     Duplicate,
+    /// Another block has its hash and is to keep it.
+    Refused,
     /// The block can be found; the block that had its hash until now can not.
     Now { hash: u64, replaced: Option<BlockId> },
 }
@@ -168,7 +187,13 @@ impl PrefixCache {
     }
 
     /// The number of the last publication found.
-    fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) -> u64 {
+    pub fn walk(
+        &self,
+        chain: &PrefixChain,
+        tokens: &[TokenId],
+        max_blocks: usize,
+        mut found: impl FnMut(BlockId),
+    ) -> u64 {
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
             let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { break };
@@ -202,50 +227,71 @@ impl PrefixCache {
     }
 
     /// Makes `block` findable as part `i` of the chain, unless its equal is there. The parts before it must be findable.
-    pub fn publish(&mut self, chain: &mut PrefixChain, tokens: &[TokenId], i: usize, block: BlockId) -> Published {
-        let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
+    pub fn publish(
+        &mut self,
+        chain: &mut PrefixChain,
+        tokens: &[TokenId],
+        i: usize,
+        block: BlockId,
+        is_kept: impl Fn(BlockId) -> bool,
+    ) -> Published {
+        let parent_number = chain.parent_number(i);
         let hash = chain.links[i].hash;
         if let Some(equal) = self.find(hash, parent_number, chain.key, self.part(tokens, i)) {
             chain.links[i].publication = self.publications[equal.idx()].number;
             return Published::Duplicate;
         }
+        if self.block_of(hash).is_some_and(is_kept) {
+            return Published::Refused;
+        }
         chain.links[i].publication = self.last_number + 1;
-        let parent_hash = chain.parent_hash(i);
-        let publication = Publication { number: 0, parent_number, hash, parent_hash, key: chain.key, len: 0 };
-        self.insert(block, publication, &tokens[i * self.block_size..(i + 1) * self.block_size])
+        self.insert(chain, i, block, hash, &tokens[i * self.block_size..(i + 1) * self.block_size])
     }
 
     /// Makes a block findable that the last of `tokens` fill in part, unless they can be found already. The parts before
     /// it must be findable.
-    pub fn publish_tail(&mut self, chain: &PrefixChain, tokens: &[TokenId], block: BlockId) -> Published {
+    pub fn publish_tail(
+        &mut self,
+        chain: &PrefixChain,
+        tokens: &[TokenId],
+        block: BlockId,
+        is_kept: impl Fn(BlockId) -> bool,
+    ) -> Published {
         let i = tokens.len() / self.block_size;
-        let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
         let tail = &tokens[i * self.block_size..];
-        let found = self.longest_child(parent_number, chain.key, tail);
+        let found = self.longest_child(chain.parent_number(i), chain.key, tail);
         if found.is_some_and(|(_, len)| len as usize == tail.len()) {
             return Published::Duplicate;
         }
-        let parent_hash = chain.parent_hash(i);
-        let hash = hash_block(parent_hash, tail, self.hash_mask);
-        let publication = Publication { number: 0, parent_number, hash, parent_hash, key: chain.key, len: 0 };
-        self.insert(block, publication, tail)
+        let hash = hash_block(chain.parent_hash(i), tail, self.hash_mask);
+        if self.block_of(hash).is_some_and(is_kept) {
+            return Published::Refused;
+        }
+        self.insert(chain, i, block, hash, tail)
     }
 
-    /// Numbers a publication and makes it findable.
-    fn insert(&mut self, block: BlockId, publication: Publication, tokens: &[TokenId]) -> Published {
+    /// Numbers a publication, the part `i` of the chain, and makes it findable.
+    fn insert(&mut self, chain: &PrefixChain, i: usize, block: BlockId, hash: u64, tokens: &[TokenId]) -> Published {
         // It may be findable as what it was before: under a parent that was published anew since.
         self.forget(block);
         self.last_number += 1;
-        let publication = Publication { number: self.last_number, len: tokens.len() as u32, ..publication };
-        self.publications[block.idx()] = publication;
+        let (number, parent_number, parent_hash) = (self.last_number, chain.parent_number(i), chain.parent_hash(i));
+        let root = match i {
+            0 => (block, number),
+            _ => self.block_of(parent_hash).map_or((block, ROOT), |parent| self.publications[parent.idx()].root),
+        };
+        let stats = PrefixStats { depth: i as u32 + 1, ..PrefixStats::default() };
+        let (key, len) = (chain.key, tokens.len() as u32);
+        self.publications[block.idx()] =
+            Publication { number, parent_number, hash, parent_hash, key, len, stats, root };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + tokens.len()].copy_from_slice(tokens);
         self.children.insert(self.child_key(block), block);
-        let replaced = self.block_of_hash.insert(publication.hash, block).filter(|old| *old != block);
+        let replaced = self.block_of_hash.insert(hash, block).filter(|old| *old != block);
         if let Some(old) = replaced {
             self.children.remove(&self.child_key(old));
         }
-        Published::Now { hash: publication.hash, replaced }
+        Published::Now { hash, replaced }
     }
 
     /// The block can no longer be found; what it held stays known until its next publication.
@@ -267,6 +313,48 @@ impl PrefixCache {
     fn child_key(&self, block: BlockId) -> ChildKey {
         let publication = &self.publications[block.idx()];
         (publication.parent_number, publication.key, self.tokens_of(block)[0], publication.number)
+    }
+
+    /// An admission's longest match ended in this block.
+    pub fn count_hit(&mut self, block: BlockId, tokens: u32, step: u64) {
+        let stats = &mut self.publications[block.idx()].stats;
+        stats.hits += 1;
+        stats.hit_tokens += u64::from(tokens);
+        stats.last_hit_step = step;
+    }
+
+    pub fn stats_of(&self, block: BlockId) -> PrefixStats {
+        self.publications[block.idx()].stats
+    }
+
+    pub fn number_of(&self, block: BlockId) -> u64 {
+        self.publications[block.idx()].number
+    }
+
+    /// The block that can be found under this hash.
+    pub fn block_of(&self, hash: u64) -> Option<BlockId> {
+        self.block_of_hash.get(&hash).copied()
+    }
+
+    /// The block before this one in its prefix, where it can be found.
+    pub fn parent_of(&self, block: BlockId) -> Option<BlockId> {
+        let child = &self.publications[block.idx()];
+        self.block_of(child.parent_hash).filter(|parent| self.number_of(*parent) == child.parent_number)
+    }
+
+    /// The block of the first tokens of this one's prefix, while it still holds them.
+    pub fn root_of(&self, block: BlockId) -> Option<BlockId> {
+        let (root, number) = self.publications[block.idx()].root;
+        (number != ROOT && self.number_of(root) == number).then_some(root)
+    }
+
+    /// The blocks that can be found, by the number of their parent.
+    pub fn children(&self) -> FxHashMap<u64, Vec<BlockId>> {
+        let mut children: FxHashMap<u64, Vec<BlockId>> = FxHashMap::default();
+        for block in self.block_of_hash.values() {
+            children.entry(self.publications[block.idx()].parent_number).or_default().push(*block);
+        }
+        children
     }
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
@@ -331,7 +419,7 @@ mod tests {
         let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         for i in 0..chain.len() {
-            cache.publish(&mut chain, tokens, i, BlockId(first + i as u32));
+            cache.publish(&mut chain, tokens, i, BlockId(first + i as u32), |_| false);
         }
         chain
     }
@@ -384,11 +472,11 @@ mod tests {
             let mut chain = PrefixChain::new(CacheKey::default(), 4, mask);
             let tokens = [1, 2, 3, 4, 5, 6, 7, 8];
             chain.extend(&tokens);
-            cache.publish(&mut chain, &tokens, 0, BlockId(1));
+            cache.publish(&mut chain, &tokens, 0, BlockId(1), |_| false);
             assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 9]), Some((1, 2)));
             assert_eq!(lookup_in_part(&cache, 7, &[1, 2, 9]), None, "another salt");
             assert_eq!(lookup_in_part(&cache, 0, &[2, 3]), None);
-            cache.publish(&mut chain, &tokens, 1, BlockId(2));
+            cache.publish(&mut chain, &tokens, 1, BlockId(2), |_| false);
             let after_1 = if mask == 0 { None } else { Some((2, 3)) };
             assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 3, 4, 5, 6, 7, 9, 9]), after_1);
             assert_eq!(lookup_in_part(&cache, 0, &[5, 6, 7]), None, "the same tokens at another place");
@@ -401,9 +489,12 @@ mod tests {
         let mut chain = PrefixChain::new(CacheKey::default(), 4, u64::MAX);
         let tokens = [1, 2, 3, 4, 5, 6, 7];
         chain.extend(&tokens);
-        cache.publish(&mut chain, &tokens, 0, BlockId(1));
-        assert!(matches!(cache.publish_tail(&chain, &tokens, BlockId(2)), Published::Now { replaced: None, .. }));
-        assert_eq!(cache.publish_tail(&chain, &tokens[..6], BlockId(3)), Published::Duplicate);
+        cache.publish(&mut chain, &tokens, 0, BlockId(1), |_| false);
+        assert!(matches!(
+            cache.publish_tail(&chain, &tokens, BlockId(2), |_| false),
+            Published::Now { replaced: None, .. }
+        ));
+        assert_eq!(cache.publish_tail(&chain, &tokens[..6], BlockId(3), |_| false), Published::Duplicate);
         assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 3, 4, 5, 6, 7, 8, 9]), Some((2, 3)));
         assert_eq!(lookup_in_part(&cache, 0, &[1, 2, 3, 4, 5, 6]), Some((2, 2)));
         assert_eq!((cache.check(BlockId(1)), cache.check(BlockId(2))), (Ok(()), Ok(())));

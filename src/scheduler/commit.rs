@@ -52,6 +52,8 @@ impl Scheduler {
             committed.rows.push(result);
         }
         self.end_deferred();
+        let lost = self.kv.take_lost_pins();
+        self.renew_pins(lost);
         self.rescore();
         self.verify();
         committed

@@ -16,6 +16,8 @@ mod integrity;
 mod plan;
 mod planner;
 mod policy;
+mod prefill;
+mod prefixes;
 mod queue;
 mod sequence;
 
@@ -25,6 +27,7 @@ pub use fork::{NewFork, QueuePlace};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
+pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
@@ -126,6 +129,8 @@ pub struct Scheduler {
     rescore_left: usize,
     kv_changes: u64,
     num_looked_at: u64,
+    /// Blocks that pins under way will take.
+    pinning_blocks: u32,
     order: Vec<SeqIdx>, // scratch: the running list at the start of a pass
 }
 
@@ -159,6 +164,7 @@ impl Scheduler {
             rescore_left: 0,
             kv_changes: 0,
             num_looked_at: 0,
+            pinning_blocks: 0,
             order: Vec::new(),
         }
     }
@@ -243,7 +249,10 @@ impl Scheduler {
         self.in_flight = None;
         self.undo.clear();
         self.totals.copied_blocks += self.kv.counts().copied_blocks;
+        let mut pins = self.kv.take_lost_pins();
+        pins.extend(self.kv.pin_specs().cloned());
         self.kv = kv;
+        self.pinning_blocks = 0;
         self.free_slots = all_slots(self.config.max_num_seqs);
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
         live.sort_unstable();
@@ -258,6 +267,10 @@ impl Scheduler {
             seq.table = BlockTable::new(id);
             seq.chain = self.kv.new_chain(seq.key);
             seq.chain.extend(&seq.tokens);
+            if let Some(pinning) = &mut seq.pin {
+                pinning.needed = pinning.spec.tokens.len() as u32 / self.kv.block_size();
+                self.pinning_blocks += pinning.needed;
+            }
             if seq.stop.max_tokens.is_none() {
                 seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
             }
@@ -267,6 +280,7 @@ impl Scheduler {
             }
         }
         self.end_deferred();
+        self.renew_pins(pins);
         self.verify();
     }
 
@@ -304,6 +318,16 @@ impl Scheduler {
         self.waiting.iter().map(|idx| self.seq(idx))
     }
 
+    /// Requests that wait.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that run or wait.
+    pub fn num_live(&self) -> usize {
+        self.by_id.len()
+    }
+
     /// The accounts of all clients that are remembered, in no order.
     pub fn clients(&self) -> impl Iterator<Item = &ClientView> {
         self.waiting.clients()
@@ -337,7 +361,8 @@ impl Scheduler {
         if needed > limit {
             return Err(RunError::ContextExceeded { needed, max_model_len: limit });
         }
-        let (blocks, total) = (self.kv.blocks_for(needed), self.kv.num_usable());
+        let key = CacheKey { salt: new.cache_salt, adapter: new.adapter };
+        let (blocks, total) = (self.kv.blocks_for(needed), self.room_for(&new.prompt, key));
         if blocks > total {
             return Err(RunError::NeverFits { needed: blocks, total });
         }
@@ -372,18 +397,10 @@ impl Scheduler {
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
-        if outcome.is_ok() {
+        if outcome.is_ok() && seq.pin.is_none() {
             self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
         }
-        self.ended.push(Ended {
-            request: seq.id,
-            outcome,
-            usage: seq.usage(),
-            parent: seq.parent(),
-            key: seq.key,
-            tokens: seq.tokens,
-        });
-        self.kv.free(seq.table);
+        self.settle_pin(seq, outcome);
     }
 
     /// Ends what was to end after the step that was in flight.

@@ -1,6 +1,7 @@
 //! Planning a step: serve those who run, then admit.
 
 use super::policy::{self, Room};
+use super::prefill::Shares;
 use super::queue::{QueueMark, QueuePolicy};
 use super::sequence::Progress;
 use super::{
@@ -31,10 +32,12 @@ pub(super) enum Undo {
 
 /// A plan being made.
 pub(super) struct Draft {
-    pub plan: StepPlan,
+    pub(super) plan: StepPlan,
     budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
+    /// How the running prompts share what is left for them.
+    shares: Shares,
     /// Blocks kept for protected sequences.
     claimed: u32,
 }
@@ -61,9 +64,11 @@ impl Scheduler {
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
+            shares: Shares::ALL,
             claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
         };
         self.serve_running(&mut draft, Pass::One);
+        draft.shares = self.share_prefill(&draft);
         self.serve_running(&mut draft, Pass::More);
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
@@ -94,6 +99,7 @@ impl Scheduler {
                 continue;
             }
             let num_tokens = self.chunk(seq.num_remaining(), draft);
+            let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
             if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
             }
@@ -104,10 +110,7 @@ impl Scheduler {
     /// How many of the remaining tokens the step can compute for one row.
     fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
         let chunk = remaining.min(self.config.long_prefill_cap).min(draft.budget_left);
-        if remaining == 1 || !draft.has_one_token_rows() {
-            return chunk;
-        }
-        chunk.min(draft.max_prefill_tokens.max(1).saturating_sub(draft.prefill_used))
+        if remaining == 1 { chunk } else { chunk.min(draft.prefill_left()) }
     }
 
     /// Preempts until `num_tokens` more positions fit. False when the sequence itself had to give way.
@@ -302,6 +305,14 @@ impl Scheduler {
 }
 
 impl Draft {
+    /// Tokens that rows which need several may still compute.
+    pub(super) fn prefill_left(&self) -> u32 {
+        match self.has_one_token_rows() {
+            true => self.budget_left.min(self.max_prefill_tokens.max(1).saturating_sub(self.prefill_used)),
+            false => self.budget_left,
+        }
+    }
+
     fn has_one_token_rows(&self) -> bool {
         self.plan.budget - self.budget_left > self.prefill_used
     }

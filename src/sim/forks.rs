@@ -1,6 +1,7 @@
 //! Forks in a world: branches of any live request at any moment, and further choices once a prompt is computed.
 
 use super::runner::{Client, Run};
+use super::world::FIRST_PIN;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::RunError;
 use crate::scheduler::{NewFork, NewSequence, QueuePlace, Scheduler, SeqStatus};
@@ -14,8 +15,13 @@ impl Run {
         if self.num_forks >= MAX_FORKS || !self.rng.percent(self.world.fork_percent) {
             return Ok(());
         }
-        let live: Vec<RequestId> =
-            self.scheduler.running().chain(self.scheduler.waiting()).map(|seq| seq.id()).collect();
+        let live: Vec<RequestId> = self
+            .scheduler
+            .running()
+            .chain(self.scheduler.waiting())
+            .map(|seq| seq.id())
+            .filter(|id| id.0 < FIRST_PIN)
+            .collect();
         if live.is_empty() {
             return Ok(());
         }
@@ -44,6 +50,9 @@ impl Run {
 
     /// The first token of a request with several choices: the others start from its prompt.
     pub(super) fn fork_choices(&mut self, request: RequestId) -> Result<(), String> {
+        if request.0 >= FIRST_PIN {
+            return Ok(());
+        }
         let client = &self.clients[request.idx() - 1];
         if client.num_choices <= 1 || client.output.len() != 1 {
             return Ok(());
@@ -77,7 +86,8 @@ impl Run {
         whole.extend_from_slice(&new.prompt);
         let key = source.cache_key();
         let whole = NewSequence { prompt: whole, cache_salt: key.salt, adapter: key.adapter, ..new.clone() };
-        let mut client = Client::new(&self.world, whole, None);
+        let capacity = self.capacity_for(&whole);
+        let mut client = Client::new(&self.world, whole, capacity, None);
         let is_impossible = client.expected.is_none();
         match self.scheduler.fork(parent, NewFork { keep_tokens, sequence: new, place }) {
             Ok(()) if is_impossible => return Err("a fork that can never fit was taken".into()),
