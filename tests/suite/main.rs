@@ -10,6 +10,7 @@ mod malformed;
 mod models;
 mod noop_device;
 mod queue_sim;
+mod recording;
 mod sampling;
 mod shaders;
 mod sim;
