@@ -2,6 +2,7 @@
 //! `cargo test --release sim` filters as usual.
 
 mod app;
+mod beam;
 mod cli;
 mod golden;
 mod kernels;
