@@ -16,9 +16,12 @@ pub struct StepBatch {
     pub block_size: u32,
     /// Layer groups: each has its own slots and tables. 0 stands for 1.
     pub num_groups: u32,
+    /// Done before anything is computed. No copy touches what another one reads or writes.
+    pub copies: Vec<BlockCopy>,
     pub input_ids: Vec<TokenId>, // [num_tokens]
     pub positions: Vec<u32>,     // [num_tokens]
-    /// Where each token's K and V go in each group: block id * block_size + offset.
+    /// Where each token's K and V go in each group: block id * block_size + offset. In the null block: nowhere, they are
+    /// there already and the token is computed for its logits alone.
     pub kv_slots: Vec<u32>, // [num_tokens, num_groups]
     pub row_of_token: Vec<u32>,  // [num_tokens]
     pub row_start: Vec<u32>,     // [num_rows + 1]
@@ -44,6 +47,13 @@ pub struct StepBatch {
     pub swap_in: Vec<HostTransfer>,
     /// What comes back besides the sampled ids.
     pub want: Want,
+}
+
+/// A block of the pool whose K and V, of all layers, become those of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    pub from: u32,
+    pub to: u32,
 }
 
 /// What the executor returns besides token ids.
@@ -122,6 +132,7 @@ impl StepBatch {
             step,
             block_size,
             num_groups,
+            copies,
             input_ids,
             positions,
             kv_slots,
@@ -161,6 +172,7 @@ impl StepBatch {
         ] {
             v.clear();
         }
+        copies.clear();
         sampling.clear();
         penalties.clear();
         biases.clear();
@@ -175,6 +187,8 @@ pub struct BatchRow<'a> {
     pub slot: SeqSlot,
     /// Position of the first of `tokens`.
     pub first_position: u32,
+    /// Positions before this one are not written.
+    pub write_from: u32,
     /// The row's input, at consecutive positions.
     pub tokens: &'a [TokenId],
     /// Physical blocks in logical order, covering every position of the row.
@@ -230,6 +244,7 @@ impl StepBatch {
         self.num_groups = scheduler.kv().config().groups.num();
         self.swap_out.extend_from_slice(&plan.swap_out);
         self.swap_in.extend_from_slice(&plan.swap_in);
+        self.copies.extend(plan.copies.iter().map(|copy| BlockCopy { from: copy.from.0, to: copy.to.0 }));
         for row in &plan.rows {
             let seq = scheduler.get(row.request).expect("a planned row is live until its step is over");
             let logits = match row.wants_logits {
@@ -243,6 +258,7 @@ impl StepBatch {
             self.push_row(BatchRow {
                 slot: row.slot,
                 first_position: row.from,
+                write_from: row.write_from,
                 tokens: &seq.tokens()[row.from as usize..row.to() as usize],
                 blocks: seq.table().ids(),
                 logits,
@@ -291,7 +307,9 @@ impl StepBatch {
         self.input_ids.extend_from_slice(row.tokens);
         for position in row.first_position..end {
             let (at, offset) = ((position / self.block_size) as usize * num_groups, position % self.block_size);
-            let blocks = row.blocks[at..at + num_groups].iter();
+            let is_there = position < row.write_from;
+            let block_of = |block: &BlockId| if is_there { BlockId::NULL } else { *block };
+            let blocks = row.blocks[at..at + num_groups].iter().map(block_of);
             self.kv_slots.extend(blocks.map(|block| block.0 * self.block_size + offset));
             self.positions.push(position);
             self.row_of_token.push(row_idx);
@@ -363,8 +381,24 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
+        self.check_copies(num_blocks)?;
         (0..rows).try_for_each(|row| (0..groups).try_for_each(|group| self.check_row(row, group, num_blocks)))?;
         if groups > 1 { Ok(()) } else { self.groups.check(self.tables()) }
+    }
+
+    /// So that copies may be done at once or in any order.
+    fn check_copies(&self, num_blocks: u32) -> Result<(), String> {
+        for (i, copy) in self.copies.iter().enumerate() {
+            let is_block = |id: u32| id != BlockId::NULL.0 && id < num_blocks;
+            if !is_block(copy.from) || !is_block(copy.to) {
+                return Err(format!("{copy:?} names a block that is nobody's"));
+            }
+            let meets = |other: &BlockCopy| other.to == copy.to || other.from == copy.to || other.to == copy.from;
+            if copy.from == copy.to || self.copies[..i].iter().any(meets) {
+                return Err(format!("{copy:?} touches what another copy of the step reads or writes"));
+            }
+        }
+        Ok(())
     }
 
     /// Checks the transfers between blocks and `num_host_blocks` places in host memory: every id is in range, no place is
@@ -411,7 +445,8 @@ impl StepBatch {
                 return Err(format!("the block table of row {row} ends before position {position}"));
             }
             let block = self.kv_slot(token, group) / self.block_size;
-            if block == BlockId::NULL.0 || block >= num_blocks {
+            let is_logits_only = block == BlockId::NULL.0 && self.logit_tokens.contains(&(token as u32));
+            if block == BlockId::NULL.0 && !is_logits_only || block >= num_blocks {
                 return Err(format!("row {row} writes block {block}, which is nobody's"));
             }
         }
@@ -436,6 +471,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(6),
             first_position: 3,
+            write_from: 3,
             tokens: &[10, 11, 12],
             blocks: &blocks,
             logits: RowLogits::None,
@@ -443,6 +479,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(1),
             first_position: 0,
+            write_from: 0,
             tokens: &[13],
             blocks: &[BlockId(7)],
             logits: RowLogits::Last(greedy(&counts)),
@@ -471,6 +508,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(0),
             first_position: 7,
+            write_from: 7,
             tokens: &[10, 11],
             blocks: &blocks,
             logits: RowLogits::None,
@@ -489,6 +527,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(0),
             first_position: 1,
+            write_from: 1,
             tokens: &[1, 2],
             blocks: &[BlockId(1), BlockId(2)],
             logits: RowLogits::All,
@@ -522,6 +561,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(0),
             first_position: 0,
+            write_from: 0,
             tokens: &[1, 2],
             blocks: &[BlockId(1)],
             logits: RowLogits::None,

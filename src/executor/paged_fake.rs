@@ -65,7 +65,7 @@ pub struct FakeConfig {
 pub enum Fault {
     /// The launch is refused; nothing is written.
     Launch(ExecError),
-    /// The step is launched, scribbles over the slots it was to write, and fails while waited for. A lost device loses
+    /// The step is launched, scribbles over the slots it was to write or copy to, and fails while waited for. A lost device loses
     /// its whole memory.
     Wait(ExecError),
     /// The logits of this logit row (modulo their number) are not finite.
@@ -152,6 +152,7 @@ impl PagedFake {
 
     fn run(&mut self, batch: &StepBatch) -> Result<StepOutput, ExecError> {
         self.swap(batch);
+        self.copy(batch);
         self.write(batch)?;
         let mut output = StepOutput {
             gpu_us: self.config.step_delay.as_micros() as u32,
@@ -184,6 +185,15 @@ impl PagedFake {
         Ok(output)
     }
 
+    fn copy(&mut self, batch: &StepBatch) {
+        let size = batch.block_size as usize;
+        for copy in &batch.copies {
+            let (from, to) = (copy.from as usize * size, copy.to as usize * size);
+            self.values.copy_within(from..from + size, to);
+            self.tokens.copy_within(from..from + size, to);
+        }
+    }
+
     /// All rows write before any row attends, as on a GPU.
     fn write(&mut self, batch: &StepBatch) -> Result<(), ExecError> {
         for row in 0..batch.num_rows() {
@@ -205,6 +215,9 @@ impl PagedFake {
             false => None,
         };
         let slot = batch.kv_slot(t, group) as usize;
+        if slot < batch.block_size as usize {
+            return Ok(());
+        }
         if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
             return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
         }
@@ -250,7 +263,9 @@ impl PagedFake {
     }
 
     fn scribble(&mut self, batch: &StepBatch) {
-        for &slot in &batch.kv_slots {
+        let size = batch.block_size;
+        let copied = batch.copies.iter().flat_map(|copy| copy.to * size..(copy.to + 1) * size);
+        for slot in copied.chain(batch.kv_slots.iter().copied()) {
             self.values[slot as usize] ^= 0x5bad_5bad;
         }
         for transfer in &batch.swap_in {
@@ -442,165 +457,4 @@ fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::batch::{BatchRow, HostTransfer, LogitRow, RowLogits};
-    use crate::ids::{BlockId, SeqSlot};
-    use crate::protocol::SamplingParams;
-
-    const CONFIG: FakeConfig = FakeConfig {
-        num_blocks: 8,
-        block_size: 2,
-        vocab_size: 1_000_000,
-        attention: Attention::Every,
-        reply: Reply::Tokens,
-        step_delay: Duration::ZERO,
-        kv_bytes_per_block: 64,
-    };
-
-    fn batch(tokens: &[TokenId], first_position: u32, blocks: &[u32]) -> StepBatch {
-        let mut batch = StepBatch::default();
-        batch.begin(1, CONFIG.block_size);
-        let blocks: Vec<BlockId> = blocks.iter().map(|b| BlockId(*b)).collect();
-        let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
-        let logits = RowLogits::Last(LogitRow { sampling, counts: &[], biases: &[] });
-        batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
-        batch
-    }
-
-    fn step(fake: &mut PagedFake, batch: &StepBatch) -> StepOutput {
-        let handle = fake.launch(batch).expect("launched");
-        fake.wait(handle).expect("ran")
-    }
-
-    fn alone(tokens: &[TokenId]) -> TokenId {
-        let mut run = UnpagedRun::default();
-        tokens.iter().for_each(|t| run.push(*t));
-        run.draw(RowSampling::new(&SamplingParams::greedy(), 0), &[], &[], CONFIG.vocab_size)
-    }
-
-    #[test]
-    fn chunks_and_scattered_blocks_give_the_token_of_a_run_without_pages() {
-        let tokens = [4, 8, 15, 16, 23];
-        let mut fake = PagedFake::new(CONFIG);
-        assert_eq!(step(&mut fake, &batch(&tokens, 0, &[5, 1, 7])).tokens, [alone(&tokens)]);
-        step(&mut fake, &batch(&tokens[..3], 0, &[2, 6, 3]));
-        assert_eq!(step(&mut fake, &batch(&tokens[3..], 3, &[2, 6, 3])).tokens, [alone(&tokens)]);
-    }
-
-    #[test]
-    fn a_wrong_block_or_slot_changes_the_token() {
-        let tokens = [4, 8, 15, 16, 23];
-        let mut fake = PagedFake::new(CONFIG);
-        step(&mut fake, &batch(&tokens[..4], 0, &[2, 6]));
-        let stale = batch(&tokens[4..], 4, &[2, 5, 3]);
-        assert_ne!(step(&mut fake, &stale).tokens, [alone(&tokens)], "block 5 was never written");
-        let mut off_by_one = batch(&tokens[4..], 4, &[2, 6, 3]);
-        off_by_one.kv_slots[0] += 1;
-        assert_ne!(step(&mut fake, &off_by_one).tokens, [alone(&tokens)]);
-        assert_eq!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 6, 3])).tokens, [alone(&tokens)]);
-    }
-
-    #[test]
-    fn a_windowed_group_sees_its_window_and_nothing_through_the_null_block() {
-        let windows = [None, Some(3)];
-        let tokens = [4, 8, 15, 16, 23];
-        let mut alone = UnpagedRun::with_windows(&windows);
-        tokens.iter().for_each(|t| alone.push(*t));
-        let expected = alone.draw(RowSampling::new(&SamplingParams::greedy(), 0), &[], &[], CONFIG.vocab_size);
-        let batch = |tokens: &[TokenId], first_position: u32, blocks: &[u32]| {
-            let mut batch = StepBatch::default();
-            batch.begin(1, CONFIG.block_size);
-            batch.num_groups = 2;
-            let blocks: Vec<BlockId> = blocks.iter().map(|b| BlockId(*b)).collect();
-            let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
-            let logits = RowLogits::Last(LogitRow { sampling, counts: &[], biases: &[] });
-            batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
-            batch
-        };
-        let mut fake = PagedFake::new(CONFIG).with_windows(&windows);
-        // Rows of two groups: position 4 sees positions 2 to 4 of the second.
-        step(&mut fake, &batch(&tokens[..4], 0, &[2, 5, 6, 1]));
-        assert_eq!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 0, 6, 1, 3, 7])).tokens, [expected]);
-        assert_ne!(step(&mut fake, &batch(&tokens[4..], 4, &[2, 0, 6, 5, 3, 7])).tokens, [expected], "a stale block");
-        for blocks in [[2, 0, 6, 0, 3, 7], [0, 0, 6, 1, 3, 7]] {
-            let handle = fake.launch(&batch(&tokens[4..], 4, &blocks)).expect("launched");
-            assert!(matches!(fake.wait(handle), Err(ExecError::Rejected(text)) if text.contains("null block")));
-        }
-    }
-
-    #[test]
-    fn two_writers_of_one_slot_are_refused() {
-        let mut fake = PagedFake::new(CONFIG);
-        let mut twice = batch(&[1, 2], 0, &[3]);
-        twice.kv_slots[1] = twice.kv_slots[0];
-        let handle = fake.launch(&twice).expect("launched");
-        assert!(matches!(fake.wait(handle), Err(ExecError::Rejected(text)) if text.contains("write slot 6")));
-    }
-
-    #[test]
-    fn faults_hit_one_step_only() {
-        let mut fake = PagedFake::new(CONFIG);
-        let prompt = batch(&[4, 8, 15], 0, &[5, 1]);
-        fake.inject(Fault::Launch(ExecError::OutOfMemory("test".into())));
-        assert_eq!(fake.launch(&prompt).expect_err("injected"), ExecError::OutOfMemory("test".into()));
-        fake.inject(Fault::Wait(ExecError::DeviceLost("test".into())));
-        let handle = fake.launch(&prompt).expect("launched");
-        assert_eq!(fake.wait(handle).expect_err("injected"), ExecError::DeviceLost("test".into()));
-        fake.inject(Fault::NotFinite(3));
-        assert_eq!(step(&mut fake, &prompt).not_finite, [true]);
-        assert_eq!(step(&mut fake, &prompt).tokens, [alone(&[4, 8, 15])]);
-    }
-
-    #[test]
-    fn content_survives_in_host_memory_and_goes_out_before_it_comes_in() {
-        let tokens = [4, 8, 15, 16, 23];
-        let mut fake = PagedFake::new(CONFIG).with_host_blocks(3);
-        step(&mut fake, &batch(&tokens[..4], 0, &[2, 6]));
-        let transfer = |block, host| HostTransfer { block: BlockId(block), host: HostSlot(host) };
-        // Another sequence takes block 2 in the step that saves it; later the content comes back elsewhere.
-        let mut other = batch(&[9, 9], 0, &[2]);
-        other.swap_out = vec![transfer(2, 1)];
-        step(&mut fake, &other);
-        let copy = fake.read_host(HostSlot(1)).expect("stored").to_vec();
-        fake.write_host(HostSlot(2), &copy).expect("a whole block");
-        let mut resumed = batch(&tokens[4..], 4, &[5, 6, 3]);
-        resumed.swap_out = vec![transfer(2, 1)];
-        resumed.swap_in = vec![transfer(5, 2)];
-        assert_eq!(step(&mut fake, &resumed).tokens, [alone(&tokens)]);
-        resumed.swap_in = vec![transfer(5, 0)];
-        resumed.swap_out.clear();
-        assert!(matches!(fake.launch(&resumed), Err(ExecError::Rejected(text)) if text.contains("host slot 0")));
-    }
-
-    #[test]
-    fn words_are_words_and_end() {
-        let words = Words { first_byte: 3, eos: 1, words_per_reply: 12 };
-        let config = FakeConfig { vocab_size: 260, attention: Attention::Last, reply: Reply::Words(words), ..CONFIG };
-        let config = FakeConfig { num_blocks: 600, ..config };
-        let blocks: Vec<u32> = (1..600).collect();
-        let mut fake = PagedFake::new(config);
-        let mut tokens: Vec<TokenId> = "hello ".bytes().map(|b| 3 + u32::from(b)).collect();
-        let prompt_len = tokens.len();
-        tokens.push(step(&mut fake, &batch(&tokens, 0, &blocks)).tokens[0]);
-        while tokens.last() != Some(&words.eos) && tokens.len() < 1000 {
-            let last = tokens.len() - 1;
-            tokens.push(step(&mut fake, &batch(&tokens[last..], last as u32, &blocks)).tokens[0]);
-        }
-        assert_eq!(tokens.pop(), Some(words.eos), "the reply ends");
-        let text: String = tokens[prompt_len..].iter().map(|t| char::from((t - 3) as u8)).collect();
-        assert!(text.split([' ', '.']).all(|word| word.len() <= 9), "{text}");
-        assert!(text.chars().all(|c| c.is_ascii_lowercase() || c == ' ' || c == '.'), "{text}");
-    }
-
-    #[test]
-    fn wanted_logits_peak_at_the_token_that_would_be_drawn() {
-        let mut fake = PagedFake::new(FakeConfig { vocab_size: 50, ..CONFIG });
-        let mut prompt = batch(&[4, 8, 15], 0, &[5, 1]);
-        let token = step(&mut fake, &prompt).tokens[0];
-        prompt.want = Want::Logits;
-        let logits = step(&mut fake, &prompt).logits.expect("wanted");
-        assert_eq!(logits.len(), 50);
-        assert!(logits.iter().enumerate().all(|(id, l)| *l < logits[token as usize] || id == token as usize));
-    }
-}
+mod tests;

@@ -6,7 +6,8 @@ use crate::ids::{BlockId, RequestId};
 /// `ids()[row * num_groups + group]`, so with one group position `p` lives in `ids()[p / block_size]`.
 ///
 /// A linear value: [`super::KvCache`] gives blocks to it and takes them back, nobody else changes it, and it cannot be
-/// copied. It only grows while its sequence runs. `slots` positions may be written; the last row may hold more.
+/// copied. It only grows while its sequence runs; a block that others see is replaced by a copy before it is written.
+/// `slots` positions have a place; the last row may hold more.
 /// [`BlockId::NULL`] stands where no later token of a group sees the row: at the start of a windowed group only.
 #[derive(Debug)]
 pub struct BlockTable {
@@ -17,6 +18,12 @@ pub struct BlockTable {
     /// Rows at the start of each group without a block; empty when there are none.
     null_rows: Vec<u32>, // [num_groups]
     num_null: u32,
+}
+
+impl Default for BlockTable {
+    fn default() -> Self {
+        BlockTable::new(RequestId::default())
+    }
 }
 
 impl BlockTable {
@@ -109,15 +116,20 @@ impl BlockTable {
         self.slots = self.slots.max(slots);
     }
 
+    /// Puts another block in the place of one.
+    pub(super) fn replace(&mut self, logical: u32, block: BlockId) {
+        self.blocks[logical as usize] = block;
+    }
+
     /// Back to an earlier length: the undoing of a reservation whose blocks the pool takes back itself.
     pub(super) fn truncate(&mut self, len: u32, slots: u32) {
         self.blocks.truncate(len as usize);
         self.slots = slots;
     }
 
-    /// How long the table is.
-    pub(super) fn mark(&self) -> TableMark {
-        TableMark { len: self.blocks.len() as u32, slots: self.slots }
+    /// How long the table is, and the block that may be replaced.
+    pub(super) fn mark(&self, tail: Option<(u32, BlockId)>) -> TableMark {
+        TableMark { len: self.blocks.len() as u32, slots: self.slots, tail }
     }
 }
 
@@ -126,6 +138,8 @@ impl BlockTable {
 pub struct TableMark {
     pub(super) len: u32,
     pub(super) slots: u32,
+    /// The block that the reservation may replace by a copy.
+    pub(super) tail: Option<(u32, BlockId)>,
 }
 
 /// The table of a preempted sequence, kept until its step commits: its blocks are given back already, and only the

@@ -14,24 +14,27 @@
 //! let mut chain = kv.new_chain(CacheKey::default());
 //! chain.extend(&prompt);
 //! kv.begin(1);
-//! kv.reserve(&mut table, 5).expect("the pool is empty");
+//! kv.reserve(&mut table, 0, 5).expect("the pool is empty");
 //! kv.commit();
 //! kv.fill(&table, 0, 5);
 //! kv.publish(&table, &mut chain, &prompt, 0, 5);
 //! kv.free(table);
-//! assert_eq!(kv.lookup(&chain, &prompt, 4).num_blocks, 1);
+//! assert_eq!(kv.lookup(&chain, &prompt, 5).num_blocks, 1);
 //! ```
 
 mod block_pool;
 mod block_table;
+mod copy_on_write;
 mod groups;
 mod host_pool;
 mod integrity;
 mod pins;
 mod prefix_cache;
+mod windows;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use copy_on_write::BlockCopy;
 pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
 pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
@@ -39,7 +42,8 @@ pub use pins::{PinSpec, PrefixView};
 pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
-use block_pool::{BlockPool, Unheld, Visibility};
+use block_pool::{BlockPool, Visibility};
+use copy_on_write::PendingCopy;
 use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
@@ -74,9 +78,12 @@ pub enum BlockEvent {
     Evict { block: BlockId },
     /// Nobody holds it and nothing is kept.
     Free { block: BlockId },
-    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// Committed and now findable by prefix: full, or the tail of a request that ended. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
+    /// `from`, which others see. `request` lets go of `from` when the step is over.
+    Copy { from: BlockId, to: BlockId, request: RequestId },
     /// A pinned prefix holds it (`Share` told so before): it is not evicted.
     Pin { block: BlockId },
     /// No pinned prefix holds it any more (an `Unref` follows).
@@ -103,6 +110,10 @@ pub struct KvCounts {
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in blocks that hold more, or other tokens after them.
+    pub partial_hit_tokens: u64,
+    /// Blocks copied because a sharer was about to write, since start.
+    pub copied_blocks: u64,
 }
 
 /// One block as it is now.
@@ -122,8 +133,10 @@ pub struct BlockView {
 /// What a lookup found, to be attached before anything else changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHit {
-    /// Full blocks of tokens.
+    /// Blocks found whole.
     pub num_blocks: u32,
+    /// Tokens found, those in a block found in part included.
+    pub tokens: u32,
     /// Physical blocks that stand for them, over all groups: a windowed group has those that the next token sees.
     pub num_held: u32,
     /// How many of these are cached-idle: they stop being available once attached.
@@ -155,6 +168,8 @@ pub struct KvCache {
     pins: Vec<Pin>,
     lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
+    /// Of the open step.
+    copies: Vec<PendingCopy>,
 }
 
 impl KvCache {
@@ -177,6 +192,7 @@ impl KvCache {
             pins: Vec::new(),
             lost_pins: Vec::new(),
             hit: Vec::new(),
+            copies: Vec::new(),
         }
     }
 
@@ -203,16 +219,6 @@ impl KvCache {
         tokens.div_ceil(self.config.block_size)
     }
 
-    /// Blocks that a sequence holds at most until its first `tokens` positions are computed, `chunk` of them in a step.
-    pub fn blocks_needed(&self, tokens: u32, chunk: u32) -> u32 {
-        self.config.groups.blocks_for(tokens, chunk, self.config.block_size)
-    }
-
-    /// The most positions, up to `limit`, that one sequence can have with so many blocks to itself.
-    pub fn capacity(&self, blocks: u32, limit: u32, chunk: u32) -> u32 {
-        self.config.groups.tokens_in(blocks, limit, chunk, self.config.block_size)
-    }
-
     /// The chain of a new sequence: prefixes are shared only between equal keys.
     pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
         PrefixChain::new(key, self.config.block_size, self.hash_mask)
@@ -224,9 +230,11 @@ impl KvCache {
         self.events_before_step = self.events.len();
     }
 
-    /// The step ran: what was reserved is active.
+    /// The step ran: what was reserved is active, and sources of copies are let go of.
     pub fn commit(&mut self) {
         self.pool.commit();
+        self.end_copies();
+        self.prefix.commit();
         self.prefix.commit();
         for (block, tokens) in self.hits.drain(..) {
             self.prefix.count_hit(block, tokens, self.pool.header.step);
@@ -240,6 +248,7 @@ impl KvCache {
         self.pool.undo(|block| prefix.restore(block));
         prefix.undo();
         self.events.truncate(self.events_before_step);
+        self.copies.clear();
         self.hits.clear();
     }
 
@@ -248,32 +257,16 @@ impl KvCache {
         self.config.enable_prefix_cache
     }
 
-    /// Blocks of windowed groups that other tables hold too: when they slide out, nothing becomes available.
-    pub fn num_shared_in_windows(&self, table: &BlockTable) -> u32 {
-        if !self.config.groups.has_windows() {
-            return 0;
-        }
-        let windowed = (0..table.num_groups()).filter(|group| self.config.groups.window(*group).is_some());
-        let blocks = windowed.flat_map(|group| table.group(group).skip(table.null_rows(group) as usize));
-        blocks.filter(|block| self.pool.block(*block).refs > 1).count() as u32
-    }
-
-    /// Finds the blocks that hold the first of `tokens`, at most `max_blocks`. Changes nothing but the memory of the hit.
-    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> PrefixHit {
+    /// Finds the blocks that hold the first of `tokens`, at most `max_tokens` of them. Changes nothing but the memory of
+    /// the hit.
+    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_tokens: u32) -> PrefixHit {
         self.hit.clear();
+        let mut in_part = 0;
         if self.config.enable_prefix_cache {
-            self.prefix.lookup(chain, tokens, max_blocks as usize, &mut self.hit);
+            in_part = self.prefix.lookup(chain, &tokens[..max_tokens as usize], &mut self.hit);
         }
-        let mut hit =
-            PrefixHit { num_blocks: self.hit.len() as u32 / self.config.groups.num(), ..PrefixHit::default() };
-        for (i, &block) in self.hit.iter().enumerate().filter(|(_, block)| **block != BlockId::NULL) {
-            let is_idle = self.pool.block(block).state == BlockState::CachedIdle;
-            let is_windowed = self.config.groups.window(i as u32 % self.config.groups.num()).is_some();
-            hit.num_held += 1;
-            hit.num_idle += u32::from(is_idle);
-            hit.num_shared += u32::from(!is_idle && is_windowed);
-        }
-        hit
+        let num_rows = self.hit.len() as u32 / self.config.groups.num();
+        self.describe_hit(num_rows - u32::from(in_part > 0), in_part)
     }
 
     /// How many blocks a lookup would find: for ranking, without the memory of a hit.
@@ -289,8 +282,15 @@ impl KvCache {
         self.prefix.num_changes()
     }
 
-    /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
-    pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
+    /// The latest [`KvCache::lookup`] without the block that it found in part.
+    pub fn whole_blocks(&mut self, hit: PrefixHit) -> PrefixHit {
+        self.hit.truncate((hit.num_blocks * self.config.groups.num()) as usize);
+        self.describe_hit(hit.num_blocks, 0)
+    }
+
+    /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
+    /// computed.
+    pub fn attach(&mut self, table: &mut BlockTable, hit: PrefixHit, query_tokens: u32) {
         assert_eq!(table.num_rows(), 0, "a prefix is attached to an empty table");
         table.shape(self.config.groups.num());
         for (logical, &block) in self.hit.iter().enumerate() {
@@ -301,52 +301,53 @@ impl KvCache {
             self.pool.hold(block);
             self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
         }
-        let hit_tokens = table.num_rows() * self.config.block_size;
-        table.raise_slots(hit_tokens);
+        table.raise_slots(hit.tokens);
+        let hit_tokens = hit.tokens.min(query_tokens);
         let num_groups = self.config.groups.num() as usize;
-        let last = self.hit.chunks_exact(num_groups).next_back().map(|row| row[self.config.groups.anchor() as usize]);
+        let anchor = self.config.groups.anchor() as usize;
+        let last = hit.num_blocks.checked_sub(1).map(|row| self.hit[row as usize * num_groups + anchor]);
         self.hits.extend(last.filter(|block| *block != BlockId::NULL).map(|last| (last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
+        let whole_tokens = hit.num_blocks * self.config.block_size;
+        self.pool.header.partial_hit_tokens += u64::from(hit_tokens.saturating_sub(whole_tokens));
         self.hit.clear();
     }
 
-    /// Blocks that [`KvCache::reserve`] would add.
-    pub fn blocks_to_reserve(&self, table: &BlockTable, slots: u32) -> u32 {
-        self.blocks_for(slots).saturating_sub(table.num_rows()) * self.config.groups.num()
-    }
-
-    /// Makes room for positions `0..slots`, evicting idle blocks where needed. Returns how many blocks were added.
-    pub fn reserve(&mut self, table: &mut BlockTable, slots: u32) -> Result<u32, OutOfBlocks> {
-        let needed = self.blocks_to_reserve(table, slots);
+    /// Makes room to write positions `valid..slots`; those before are only read. Evicts idle blocks where needed, and
+    /// copies the block of position `valid` when others see it. Returns how many blocks were taken.
+    pub fn reserve(&mut self, table: &mut BlockTable, valid: u32, slots: u32) -> Result<u32, OutOfBlocks> {
+        let needed = self.needed_blocks(table, valid, slots);
         let available = self.num_available();
         if needed > available {
             return Err(OutOfBlocks { needed, available });
         }
+        if slots > valid && self.must_copy(table, valid) {
+            self.copy_tail(table, valid);
+        }
         table.shape(self.config.groups.num());
-        for _ in 0..needed {
-            let (block, state) = self.pool.next_victim().expect("counted above");
-            if state == BlockState::CachedIdle {
-                self.prefix.evict(block);
-                self.events.push(BlockEvent::Evict { block });
-            }
-            self.pool.allocate().expect("counted above");
-            let logical = table.ids().len() as u32;
-            self.events.push(BlockEvent::Alloc { block, request: table.owner(), logical });
+        while (table.ids().len() as u32) < self.blocks_for(slots) * self.config.groups.num() {
+            let block = self.take_block(table.owner(), table.ids().len() as u32);
             table.push(block);
         }
         table.raise_slots(slots);
         Ok(needed)
     }
 
-    /// How long the table is, for [`KvCache::rewind`].
-    pub fn mark(&self, table: &BlockTable) -> TableMark {
-        table.mark()
+    /// How long the table is before a reservation from `valid` on, for [`KvCache::rewind`].
+    pub fn mark(&self, table: &BlockTable, valid: u32) -> TableMark {
+        // Only a model with one group copies.
+        let logical = valid / self.config.block_size;
+        let tail = table.ids().get(logical as usize).filter(|_| self.config.groups == KvGroups::ONE);
+        table.mark(tail.map(|&block| (logical, block)))
     }
 
     /// Puts a table back to its length before the step, beside [`KvCache::undo`] which takes the blocks back.
     pub fn rewind(&self, table: &mut BlockTable, mark: TableMark) {
         table.truncate(mark.len, mark.slots);
+        if let Some((logical, block)) = mark.tail {
+            table.replace(logical, block);
+        }
     }
 
     /// Takes all blocks back. Published ones stay findable, the last one being the next to be evicted.
@@ -365,28 +366,13 @@ impl KvCache {
         table.0
     }
 
-    /// Takes back the blocks that no token from `position` on sees, and says how many. Published ones stay findable.
-    pub fn slide(&mut self, table: &mut BlockTable, position: u32) -> u32 {
-        if !self.config.groups.has_windows() {
-            return 0;
-        }
-        let num_before = table.num_blocks();
-        for group in 0..self.config.groups.num() {
-            let lowest = lowest_seen(self.config.groups.window(group), position) / self.config.block_size;
-            for _ in table.null_rows(group)..lowest.min(table.num_rows()) {
-                let block = table.take_first(group);
-                self.unhold(block, table.owner());
-            }
-        }
-        num_before - table.num_blocks()
-    }
-
     /// A committed step wrote positions `from..to`.
     pub fn fill(&mut self, table: &BlockTable, from: u32, to: u32) {
         assert!(to <= table.slots(), "position {to} was written beyond the {} slots of the table", table.slots());
         let size = self.config.block_size;
         let num_groups = table.num_groups() as usize;
-        for row in from / size..self.blocks_for(to) {
+        let end = if from < to { self.blocks_for(to) } else { 0 };
+        for row in from / size..end {
             let filled = (to - row * size).min(size);
             let at = row as usize * num_groups;
             for &block in &table.ids()[at..at + num_groups] {
@@ -424,6 +410,34 @@ impl KvCache {
         }
     }
 
+    /// Makes the block findable that the last of `tokens` fill in part, as the table is about to be freed. `tokens` are
+    /// computed, by committed steps, and are the output as it was told: none after a stop.
+    pub fn publish_tail(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId]) {
+        let size = self.config.block_size as usize;
+        let (i, len) = (tokens.len() / size, tokens.len() % size);
+        if !self.config.enable_prefix_cache || len == 0 || self.config.groups != KvGroups::ONE {
+            return;
+        }
+        let id = table.ids()[i];
+        let block = self.pool.block(id);
+        if block.refs != 1 || block.visibility != Visibility::Private {
+            return;
+        }
+        assert!(block.filled as usize >= len, "block {id} is published before it is written");
+        if i > 0 {
+            let end = (i * size) as u32;
+            self.publish(table, chain, tokens, end - self.config.block_size, end);
+            if !self.prefix.is_findable(chain, i - 1) {
+                return;
+            }
+        }
+        let pool = &self.pool;
+        let published = self.prefix.publish_tail(chain, tokens, id, |old| pool.block(old).pins > 0);
+        if let Published::Now { hash, replaced } = published {
+            self.show(id, hash, replaced);
+        }
+    }
+
     /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
     pub fn taint(&mut self, table: &BlockTable) {
         for block in table.held() {
@@ -449,6 +463,8 @@ impl KvCache {
             pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
+            partial_hit_tokens: header.partial_hit_tokens,
+            copied_blocks: header.copied_blocks,
         }
     }
 
@@ -492,6 +508,20 @@ impl KvCache {
         self.events.drain(..)
     }
 
+    /// The latest lookup: so many whole rows, and so many tokens of one more.
+    fn describe_hit(&self, num_blocks: u32, in_part: u32) -> PrefixHit {
+        let tokens = num_blocks * self.config.block_size + in_part;
+        let mut hit = PrefixHit { num_blocks, tokens, ..PrefixHit::default() };
+        for (i, &block) in self.hit.iter().enumerate().filter(|(_, block)| **block != BlockId::NULL) {
+            let is_idle = self.pool.block(block).state == BlockState::CachedIdle;
+            let is_windowed = self.config.groups.window(i as u32 % self.config.groups.num()).is_some();
+            hit.num_held += 1;
+            hit.num_idle += u32::from(is_idle);
+            hit.num_shared += u32::from(!is_idle && is_windowed);
+        }
+        hit
+    }
+
     /// False when there is no block or it is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(
         &mut self,
@@ -517,12 +547,16 @@ impl KvCache {
                 Published::Duplicate => return true,
                 Published::Refused => return false,
             };
+        self.show(block, hash, replaced);
+        true
+    }
+
+    fn show(&mut self, block: BlockId, hash: u64, replaced: Option<BlockId>) {
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);
         }
         self.events.push(BlockEvent::Publish { block, hash });
-        true
     }
 
     fn unpublish(&mut self, block: BlockId) {
@@ -537,15 +571,21 @@ impl KvCache {
 
     /// From the last block to the first, so that a prefix outlives what follows it.
     fn unhold_all(&mut self, table: &BlockTable) {
-        table.held().rev().for_each(|block| self.unhold(block, table.owner()));
+        let request = table.owner();
+        for block in table.held().rev() {
+            self.unref(block, request);
+        }
     }
 
-    fn unhold(&mut self, block: BlockId, request: RequestId) {
-        self.events.push(BlockEvent::Unref { block, request });
-        match self.pool.unhold(block) {
-            Unheld::StillHeld => {}
-            Unheld::Idle => self.events.push(BlockEvent::CacheIdle { block }),
-            Unheld::Freed => self.events.push(BlockEvent::Free { block }),
+    /// Takes a free block, or evicts the one idle for longest. The caller has counted what is available.
+    fn take_block(&mut self, request: RequestId, logical: u32) -> BlockId {
+        let (block, state) = self.pool.next_victim().expect("the caller counted the blocks it takes");
+        if state == BlockState::CachedIdle {
+            self.prefix.evict(block);
+            self.events.push(BlockEvent::Evict { block });
         }
+        self.pool.allocate().expect("there is a next victim");
+        self.events.push(BlockEvent::Alloc { block, request, logical });
+        block
     }
 }

@@ -3,20 +3,25 @@
 //! Guarantees: a hit means that salt, adapter, every token of the block and every token before it are equal. Hashes only find
 //! candidates: each publication has a number, names the number of its parent, and stores its tokens, so two prefixes
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
+//! After the whole blocks, the block that goes on like the sequence for longest is found in part: a full one, or the
+//! tail that a request left behind, which is published with as many tokens as it has. Its tokens are compared as well.
 //! With layer groups the blocks of one group, the anchor, name prefixes; a block of another group names the anchor's
 //! publication of the same tokens, so it is found exactly when that is.
 //! Where even the anchor forgets (all layers have windows), the names of evicted blocks are remembered for a while, so that
 //! a prefix is found whose last blocks are there though its first are gone.
-//! It does not attempt partial blocks.
+//! Only a model with one group finds blocks in part.
+
+mod names;
 
 use super::{KvConfig, KvGroups};
 use crate::ids::{BlockId, TokenId};
+use names::{MAX_NAMES, Name, Names};
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What else must be equal, besides the tokens, for two sequences to share a block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CacheKey {
     /// Chosen by the client: who does not know it shares nothing.
     pub salt: u64,
@@ -26,6 +31,8 @@ pub struct CacheKey {
 
 /// The number that stands for "no parent": the block holds the first tokens.
 const ROOT: u64 = 0;
+/// Blocks that are compared for a hit in part, the latest first: a bound on the cost of a lookup.
+const MAX_COMPARED: usize = 32;
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
@@ -79,6 +86,10 @@ impl PrefixChain {
         self.links.is_empty()
     }
 
+    fn parent_number(&self, i: usize) -> u64 {
+        if i == 0 { ROOT } else { self.links[i - 1].publication }
+    }
+
     fn parent_hash(&self, i: usize) -> u64 {
         match i {
             0 => root_hash(self.key),
@@ -106,6 +117,8 @@ struct Publication {
     hash: u64,
     parent_hash: u64,
     key: CacheKey,
+    /// Tokens that can be found: all of a full block, those of a tail otherwise.
+    len: u32,
     stats: PrefixStats,
     /// The block of the first tokens, and its number while it held them.
     root: (BlockId, u64),
@@ -132,6 +145,8 @@ impl Publication {
 fn place(hash: u64, group: u32) -> u64 {
     hash.wrapping_add(u64::from(group).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
+/// Where a publication is listed under its parent: parent's number, key, first token, own number.
+type ChildKey = (u64, CacheKey, TokenId, u64);
 
 #[derive(Debug)]
 pub(super) struct PrefixCache {
@@ -139,34 +154,13 @@ pub(super) struct PrefixCache {
     groups: KvGroups,
     hash_mask: u64,
     block_of_hash: FxHashMap<u64, BlockId>, // by `place`
-    publications: Vec<Publication>,         // [num_blocks]
-    tokens: Vec<TokenId>,                   // [num_blocks, block_size]
+    /// The findable blocks of the anchor again, by what they follow.
+    children: BTreeMap<ChildKey, BlockId>,
+    publications: Vec<Publication>, // [num_blocks]
+    tokens: Vec<TokenId>,           // [num_blocks, block_size]
     last_number: u64,
     num_forgotten: u64,
     names: Names,
-}
-
-/// What an evicted block of the anchor held.
-#[derive(Debug)]
-struct Name {
-    number: u64,
-    parent_number: u64,
-    key: CacheKey,
-    tokens: Box<[TokenId]>, // [block_size]
-}
-
-/// Names at most: with blocks of 16 tokens, those of two million tokens.
-const MAX_NAMES: usize = 1 << 17;
-
-/// Names of evicted blocks, the latest under each hash.
-#[derive(Debug)]
-struct Names {
-    limit: usize,
-    of_hash: FxHashMap<u64, Name>,
-    /// Hash and number in order of eviction; a name that was replaced or taken is still listed.
-    order: VecDeque<(u64, u64)>,
-    /// Evicted by the open step: block and number.
-    pending: Vec<(BlockId, u64)>,
 }
 
 /// What publishing a block came to.
@@ -188,29 +182,35 @@ impl PrefixCache {
             groups: config.groups,
             hash_mask,
             block_of_hash: FxHashMap::default(),
+            children: BTreeMap::new(),
             publications: vec![Publication::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
             last_number: ROOT,
             num_forgotten: 0,
-            names: Names {
-                limit: MAX_NAMES,
-                of_hash: FxHashMap::default(),
-                order: VecDeque::new(),
-                pending: Vec::new(),
-            },
+            names: Names::new(MAX_NAMES),
         }
     }
 
-    /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most `max_blocks` rows of them: in each row
-    /// a block of every group, or the null block where the token after the hit does not see it.
-    pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
-        match self.groups == KvGroups::ONE {
-            true => self.walk(chain, tokens, max_blocks, |block| hit.push(block)),
-            false => self.lookup_groups(chain, tokens, max_blocks, hit),
+    /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most all of `tokens`: whole ones, and one
+    /// found in part. Returns how many tokens of the last one count, when it was found in part.
+    /// With layer groups, row by row a block of every group, or the null block where the token after the hit does not see it.
+    pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], hit: &mut Vec<BlockId>) -> u32 {
+        if self.groups != KvGroups::ONE {
+            self.lookup_groups(chain, tokens, tokens.len() / self.block_size, hit);
+            return 0;
         }
+        let parent = self.walk(chain, tokens, tokens.len() / self.block_size, |block| hit.push(block));
+        let rest = &tokens[hit.len() * self.block_size..];
+        let Some((block, len)) = self.longest_child(parent, chain.key, rest) else { return 0 };
+        // Not worth a copy, unless nothing is left to compute.
+        if (len as usize) < (self.block_size / 4).max(1).min(rest.len()) {
+            return 0;
+        }
+        hit.push(block);
+        len
     }
 
-    /// How many rows [`Self::lookup`] would find.
+    /// How many whole blocks [`Self::lookup`] would find.
     pub fn count(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize) -> u32 {
         if self.groups != KvGroups::ONE {
             let mut hit = Vec::new();
@@ -227,13 +227,37 @@ impl PrefixCache {
         self.last_number + self.num_forgotten
     }
 
-    pub fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) {
+    /// The number of the last publication found.
+    pub fn walk(
+        &self,
+        chain: &PrefixChain,
+        tokens: &[TokenId],
+        max_blocks: usize,
+        mut found: impl FnMut(BlockId),
+    ) -> u64 {
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { return };
+            let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { break };
             found(block);
             parent = self.publications[block.idx()].number;
         }
+        parent
+    }
+
+    /// The block after `parent` that begins like `tokens` for longest, at least one token, and for how long; the latest
+    /// of several.
+    fn longest_child(&self, parent: u64, key: CacheKey, tokens: &[TokenId]) -> Option<(BlockId, u32)> {
+        let first = *tokens.first()?;
+        let children = self.children.range((parent, key, first, ROOT)..=(parent, key, first, u64::MAX));
+        let common = |block: BlockId| self.tokens_of(block).iter().zip(tokens).take_while(|(a, b)| a == b).count();
+        let mut longest = None;
+        for (_, &block) in children.rev().take(MAX_COMPARED) {
+            let len = common(block);
+            if longest.is_none_or(|(_, so_far)| len > so_far) {
+                longest = Some((block, len));
+            }
+        }
+        longest.map(|(block, len)| (block, len as u32))
     }
 
     /// The longest hit that every group can serve.
@@ -320,23 +344,66 @@ impl PrefixCache {
         let known =
             if is_anchor { self.names.take(hash, parent_number, chain.key, self.part(tokens, i)) } else { None };
         let number = known.unwrap_or(self.last_number + 1);
-        self.last_number = self.last_number.max(number);
-        // Findable again without a new number: a change all the same.
-        self.num_forgotten += u64::from(known.is_some());
         if is_anchor {
             chain.links[i].publication = number;
         }
+        self.insert(chain, (i, group), block, (hash, parent_number, number), self.part(tokens, i))
+    }
+
+    /// Makes a block findable that the last of `tokens` fill in part, unless they can be found already. The parts before
+    /// it must be findable.
+    pub fn publish_tail(
+        &mut self,
+        chain: &PrefixChain,
+        tokens: &[TokenId],
+        block: BlockId,
+        is_kept: impl Fn(BlockId) -> bool,
+    ) -> Published {
+        let i = tokens.len() / self.block_size;
+        let tail = &tokens[i * self.block_size..];
+        let found = self.longest_child(chain.parent_number(i), chain.key, tail);
+        if found.is_some_and(|(_, len)| len as usize == tail.len()) {
+            return Published::Duplicate;
+        }
+        let hash = hash_block(chain.parent_hash(i), tail, self.hash_mask);
+        if self.block_of(hash).is_some_and(is_kept) {
+            return Published::Refused;
+        }
+        let parent_number = chain.parent_number(i);
+        let names = (hash, parent_number, self.last_number + 1);
+        self.insert(chain, (i, self.groups.anchor()), block, names, tail)
+    }
+
+    /// Numbers a publication, the part `i` of the chain, and makes it findable.
+    fn insert(
+        &mut self,
+        chain: &PrefixChain,
+        (i, group): (usize, u32),
+        block: BlockId,
+        (hash, parent_number, number): (u64, u64, u64),
+        tokens: &[TokenId],
+    ) -> Published {
+        // It may be findable as what it was before: under a parent that was published anew since.
+        self.forget(block);
+        // Findable again without a new number: a change all the same.
+        self.num_forgotten += u64::from(number <= self.last_number);
+        self.last_number = self.last_number.max(number);
         let parent_hash = chain.parent_hash(i);
         let root = match i {
             0 => (block, number),
             _ => self.block_of(parent_hash).map_or((block, ROOT), |parent| self.publications[parent.idx()].root),
         };
         let stats = PrefixStats { depth: i as u32 + 1, ..PrefixStats::default() };
+        let (key, len) = (chain.key, tokens.len() as u32);
         self.publications[block.idx()] =
-            Publication { number, parent_number, group, hash, parent_hash, key: chain.key, stats, root };
+            Publication { number, parent_number, group, hash, parent_hash, key, len, stats, root };
         let at = block.idx() * self.block_size;
-        self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
-        let replaced = self.block_of_hash.insert(place, block).filter(|old| *old != block);
+        self.tokens[at..at + tokens.len()].copy_from_slice(tokens);
+        self.list_child(block);
+        let replaced = self.block_of_hash.insert(place(hash, group), block).filter(|old| *old != block);
+        if let Some(old) = replaced {
+            self.unlist_child(old);
+        }
         Published::Now { hash, replaced }
     }
 
@@ -345,6 +412,7 @@ impl PrefixCache {
         let place = self.publications[block.idx()].place();
         if self.block_of_hash.get(&place) == Some(&block) {
             self.block_of_hash.remove(&place);
+            self.unlist_child(block);
             self.num_forgotten += 1;
         }
     }
@@ -379,6 +447,24 @@ impl PrefixCache {
     /// Undoes [`Self::forget`], before anything else was published.
     pub fn restore(&mut self, block: BlockId) {
         self.block_of_hash.insert(self.publications[block.idx()].place(), block);
+        self.list_child(block);
+    }
+
+    fn list_child(&mut self, block: BlockId) {
+        if self.publications[block.idx()].group == self.groups.anchor() {
+            self.children.insert(self.child_key(block), block);
+        }
+    }
+
+    fn unlist_child(&mut self, block: BlockId) {
+        if self.publications[block.idx()].group == self.groups.anchor() {
+            self.children.remove(&self.child_key(block));
+        }
+    }
+
+    fn child_key(&self, block: BlockId) -> ChildKey {
+        let publication = &self.publications[block.idx()];
+        (publication.parent_number, publication.key, self.tokens_of(block)[0], publication.number)
     }
 
     /// An admission's longest match ended in this block.
@@ -433,12 +519,15 @@ impl PrefixCache {
         self.publications[block.idx()].key
     }
 
+    /// The tokens that can be found in a published block.
     pub fn tokens_of(&self, block: BlockId) -> &[TokenId] {
-        &self.tokens[block.idx() * self.block_size..(block.idx() + 1) * self.block_size]
+        let (start, len) = (block.idx() * self.block_size, self.publications[block.idx()].len as usize);
+        &self.tokens[start..start + len]
     }
 
-    pub fn num_findable(&self) -> usize {
-        self.block_of_hash.len()
+    /// By hash, and by what they follow: two equal numbers.
+    pub fn num_findable(&self) -> (usize, usize) {
+        (self.block_of_hash.len(), self.children.len())
     }
 
     /// Checks that a published block is found under its hash and that its hash follows from its parent's and its tokens.
@@ -446,6 +535,9 @@ impl PrefixCache {
         let publication = self.publications[block.idx()];
         if self.block_of_hash.get(&publication.place()) != Some(&block) {
             return Err(format!("invariant 7: published block {block} is not found under its hash"));
+        }
+        if self.children.get(&self.child_key(block)) != Some(&block) {
+            return Err(format!("invariant 7: published block {block} is not listed under its parent"));
         }
         if hash_block(publication.parent_hash, self.tokens_of(block), self.hash_mask) != publication.hash {
             return Err(format!("invariant 7: the hash of block {block} does not follow from its tokens"));
@@ -484,168 +576,5 @@ impl PrefixCache {
     }
 }
 
-impl Names {
-    fn find(&self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<u64> {
-        let name = self.of_hash.get(&hash)?;
-        let equal = name.parent_number == parent_number && name.key == key && *name.tokens == *tokens;
-        equal.then_some(name.number)
-    }
-
-    fn take(&mut self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<u64> {
-        let number = self.find(hash, parent_number, key, tokens)?;
-        self.of_hash.remove(&hash);
-        Some(number)
-    }
-
-    fn insert(&mut self, hash: u64, name: Name) {
-        self.order.push_back((hash, name.number));
-        self.of_hash.insert(hash, name);
-        while self.order.len() > self.limit {
-            let Some((hash, number)) = self.order.pop_front() else { return };
-            if self.of_hash.get(&hash).is_some_and(|name| name.number == number) {
-                self.of_hash.remove(&hash);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cache(hash_mask: u64) -> PrefixCache {
-        let groups = KvGroups::ONE;
-        PrefixCache::new(KvConfig { num_blocks: 10, block_size: 2, groups, enable_prefix_cache: true }, hash_mask)
-    }
-
-    /// Publishes `tokens` in blocks of 2 from block `first` on.
-    fn publish(cache: &mut PrefixCache, salt: u64, tokens: &[TokenId], first: u32) -> PrefixChain {
-        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
-        chain.extend(tokens);
-        for i in 0..chain.len() {
-            cache.publish(&mut chain, tokens, (i, 0), BlockId(first + i as u32), |_| false);
-        }
-        chain
-    }
-
-    fn lookup(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Vec<u32> {
-        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
-        chain.extend(tokens);
-        let mut hit = Vec::new();
-        cache.lookup(&chain, tokens, usize::MAX, &mut hit);
-        hit.iter().map(|b| b.0).collect()
-    }
-
-    #[test]
-    fn the_longest_common_run_of_full_blocks_is_found() {
-        let mut cache = cache(u64::MAX);
-        publish(&mut cache, 0, &[1, 2, 3, 4, 5, 6, 7], 1);
-        assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6, 7]), [1, 2, 3]);
-        assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 9, 6]), [1, 2]);
-        assert_eq!(lookup(&cache, 0, &[3, 4]), [] as [u32; 0], "the same tokens at another place are another prefix");
-        assert_eq!(lookup(&cache, 1, &[1, 2, 3, 4]), [] as [u32; 0], "another salt is another cache");
-    }
-
-    #[test]
-    fn colliding_hashes_are_told_apart_by_tokens_and_parents() {
-        // Mask 0: every block has the same hash.
-        let mut cache = cache(0);
-        publish(&mut cache, 0, &[1, 2], 1);
-        assert_eq!(lookup(&cache, 0, &[1, 2]), [1]);
-        assert_eq!(lookup(&cache, 0, &[3, 4]), [] as [u32; 0], "other tokens");
-        assert_eq!(lookup(&cache, 5, &[1, 2]), [] as [u32; 0], "other salt");
-        publish(&mut cache, 0, &[7, 8, 1, 2], 2);
-        assert_eq!(lookup(&cache, 0, &[1, 2]), [] as [u32; 0], "the same tokens below another parent");
-    }
-
-    #[test]
-    fn a_forgotten_parent_makes_its_children_unfindable_until_published_again() {
-        let mut cache = cache(u64::MAX);
-        publish(&mut cache, 0, &[1, 2, 3, 4], 1);
-        cache.forget(BlockId(1));
-        assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4]), [] as [u32; 0]);
-        publish(&mut cache, 0, &[1, 2, 3, 4], 5);
-        assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4]), [5, 6]);
-    }
-
-    /// Publishes rows of 2 tokens in every group, row i in blocks `first + i * num_groups..`.
-    fn publish_groups(cache: &mut PrefixCache, tokens: &[TokenId], first: u32) -> PrefixChain {
-        let mut chain = PrefixChain::new(CacheKey::default(), 2, cache.hash_mask);
-        chain.extend(tokens);
-        let groups = cache.groups.num();
-        for row in 0..chain.len() {
-            for group in 0..groups {
-                let block = BlockId(first + row as u32 * groups + group);
-                cache.publish(&mut chain, tokens, (row, group), block, |_| false);
-            }
-        }
-        chain
-    }
-
-    fn cache_of(windows: &[Option<u32>], hash_mask: u64) -> PrefixCache {
-        let groups = KvGroups::new(windows);
-        PrefixCache::new(KvConfig { num_blocks: 20, block_size: 2, groups, enable_prefix_cache: true }, hash_mask)
-    }
-
-    #[test]
-    fn a_windowed_group_needs_the_blocks_that_the_next_token_sees() {
-        for mask in [u64::MAX, 0] {
-            let mut cache = cache_of(&[None, Some(3)], mask);
-            if mask == 0 {
-                // All hashes collide: only the last row can be found, so there is but one.
-                publish_groups(&mut cache, &[1, 2], 1);
-                assert_eq!(lookup(&cache, 0, &[1, 2]), [1, 2]);
-                assert_eq!(lookup(&cache, 0, &[3, 2]), [] as [u32; 0]);
-                continue;
-            }
-            publish_groups(&mut cache, &[1, 2, 3, 4, 5, 6], 1);
-            // Position 6 sees 4 to 6, position 4 sees 2 to 4.
-            assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]), [1, 0, 3, 0, 5, 6]);
-            cache.forget(BlockId(2));
-            cache.forget(BlockId(6));
-            assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]), [1, 0, 3, 4], "the longest that both groups can serve");
-            cache.forget(BlockId(4));
-            assert_eq!(lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]), [] as [u32; 0]);
-            publish_groups(&mut cache, &[1, 2, 3, 4], 11);
-            assert_eq!(
-                lookup(&cache, 0, &[1, 2, 3, 4, 5, 6]),
-                [1, 0, 3, 14],
-                "equals of what is there are not published"
-            );
-        }
-    }
-
-    #[test]
-    fn where_all_layers_have_windows_names_outlive_blocks() {
-        let mut cache = cache_of(&[Some(2)], u64::MAX);
-        let tokens = [1, 2, 3, 4, 5, 6];
-        publish_groups(&mut cache, &tokens, 1);
-        assert_eq!(lookup(&cache, 0, &tokens), [0, 0, 3]);
-        cache.evict(BlockId(1));
-        cache.undo();
-        cache.restore(BlockId(1));
-        assert!(cache.names.of_hash.is_empty(), "the step never was");
-        cache.evict(BlockId(1));
-        cache.commit();
-        assert_eq!(lookup(&cache, 0, &tokens), [0, 0, 3], "its first block is gone, its name is known");
-        assert_eq!(lookup(&cache, 0, &[9, 2, 3, 4, 5, 6]), [] as [u32; 0], "the tokens of what is gone still count");
-        cache.names.limit = 1;
-        cache.evict(BlockId(2));
-        cache.commit();
-        assert_eq!(lookup(&cache, 0, &tokens), [] as [u32; 0], "the oldest name was given up");
-        publish_groups(&mut cache, &tokens[..2], 7);
-        assert_eq!(lookup(&cache, 0, &tokens), [7], "under a new name");
-    }
-
-    #[test]
-    fn a_block_that_comes_back_keeps_its_name() {
-        let mut cache = cache_of(&[Some(2)], u64::MAX);
-        let tokens = [1, 2, 3, 4, 5, 6];
-        publish_groups(&mut cache, &tokens, 1);
-        cache.evict(BlockId(1));
-        cache.commit();
-        publish_groups(&mut cache, &tokens[..2], 7);
-        assert_eq!(lookup(&cache, 0, &tokens), [0, 0, 3]);
-        assert!(cache.names.of_hash.is_empty());
-    }
-}
+mod tests;

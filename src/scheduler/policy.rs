@@ -3,7 +3,7 @@
 use super::sequence::Sequence;
 use super::{SchedulerConfig, VictimPolicy, WaitReason};
 use crate::ids::RequestId;
-use crate::kv::{KvCache, PrefixHit};
+use crate::kv::{KvCache, KvGroups, PrefixHit};
 
 /// Blocks that admissions leave free for the growth of those who run, of a pool of `num_blocks`. With conversations of
 /// 161 + 338 tokens in 57 % of the blocks that the running set needs at full length, a hundredth of the pool means that
@@ -23,6 +23,9 @@ pub(super) fn is_protected(seq: &Sequence, config: &SchedulerConfig) -> bool {
 /// what its known tokens need.
 pub(super) fn promised_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
+    if kv.config().groups == KvGroups::ONE {
+        return kv.needed_blocks(&seq.table, seq.num_valid, tokens);
+    }
     let held = seq.table.num_blocks();
     // What a window shares with others is not given back when it slides out: it is promised anew.
     let shared = if is_protected(seq, config) { kv.num_shared_in_windows(&seq.table) } else { 0 };
@@ -82,9 +85,14 @@ pub(super) fn may_join(
     config: &SchedulerConfig,
 ) -> Result<(), WaitReason> {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    let remaining = seq.num_tokens() - hit.num_blocks * kv.block_size();
-    let needed =
-        kv.blocks_needed(tokens, chunk(remaining, config)).saturating_sub(hit.num_held) + room.sharers * hit.num_shared;
-    let available = room.available.saturating_sub(hit.num_idle + room.promised + room.watermark);
-    if needed > available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
+    let needed = if kv.config().groups == KvGroups::ONE {
+        kv.blocks_for(tokens).saturating_sub(hit.num_blocks)
+    } else {
+        let chunk = chunk(seq.num_tokens() - hit.tokens, config);
+        kv.blocks_needed(tokens, chunk).saturating_sub(hit.num_held) + room.sharers * hit.num_shared
+    };
+    // A hit may need no further block and yet take idle ones that are promised to others.
+    let taken = hit.num_idle + room.promised + room.watermark;
+    let available = room.available.saturating_sub(taken);
+    if needed + taken > room.available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
 }

@@ -1,0 +1,43 @@
+//! Groups of layers that see a window only: how many blocks they need, and giving back what slid out.
+//!
+//! Guarantees: a block is given back only when no token from a position on sees it; what was published stays findable.
+
+use super::{BlockTable, KvCache, lowest_seen};
+
+impl KvCache {
+    /// Blocks that a sequence holds at most until its first `tokens` positions are computed, `chunk` of them in a step.
+    pub fn blocks_needed(&self, tokens: u32, chunk: u32) -> u32 {
+        self.config.groups.blocks_for(tokens, chunk, self.config.block_size)
+    }
+
+    /// The most positions, up to `limit`, that one sequence can have with so many blocks to itself.
+    pub fn capacity(&self, blocks: u32, limit: u32, chunk: u32) -> u32 {
+        self.config.groups.tokens_in(blocks, limit, chunk, self.config.block_size)
+    }
+
+    /// Blocks of windowed groups that other tables hold too: when they slide out, nothing becomes available.
+    pub fn num_shared_in_windows(&self, table: &BlockTable) -> u32 {
+        if !self.config.groups.has_windows() {
+            return 0;
+        }
+        let windowed = (0..table.num_groups()).filter(|group| self.config.groups.window(*group).is_some());
+        let blocks = windowed.flat_map(|group| table.group(group).skip(table.null_rows(group) as usize));
+        blocks.filter(|block| self.pool.block(*block).refs > 1).count() as u32
+    }
+
+    /// Takes back the blocks that no token from `position` on sees, and says how many. Published ones stay findable.
+    pub fn slide(&mut self, table: &mut BlockTable, position: u32) -> u32 {
+        if !self.config.groups.has_windows() {
+            return 0;
+        }
+        let num_before = table.num_blocks();
+        for group in 0..self.config.groups.num() {
+            let lowest = lowest_seen(self.config.groups.window(group), position) / self.config.block_size;
+            for _ in table.null_rows(group)..lowest.min(table.num_rows()) {
+                let block = table.take_first(group);
+                self.unref(block, table.owner());
+            }
+        }
+        num_before - table.num_blocks()
+    }
+}
