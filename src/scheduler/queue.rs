@@ -215,6 +215,11 @@ impl WaitingQueue {
         }
     }
 
+    /// All that wait, in no order and at no cost but the walk: for checks.
+    pub fn in_any_order(&self) -> impl Iterator<Item = SeqIdx> + '_ {
+        self.order.values().chain(self.lanes.values().flat_map(Lane::values)).map(|entry| entry.idx)
+    }
+
     pub fn client(&self, client: u64) -> Option<&ClientView> {
         self.clients.get(client)
     }
