@@ -189,7 +189,7 @@ impl WaitingQueue {
         self.rekey(client, |clients| clients.discharge(client, tokens));
     }
 
-    /// A committed step computed `tokens` for the first time.
+    /// A committed step computed so many prompt tokens for the first time, or sampled so many.
     pub fn serve(&mut self, client: u64, tokens: u32) {
         self.clients.serve(client, tokens);
     }
