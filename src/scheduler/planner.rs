@@ -249,7 +249,7 @@ impl Scheduler {
 
     /// Tokens that a hit may cover: all of them, the last then being computed for its logits alone; with layer groups all
     /// but the last, since a window may not see as far back after the last token as at it.
-    fn max_found(&self, seq: &Sequence) -> u32 {
+    pub(super) fn max_found(&self, seq: &Sequence) -> u32 {
         seq.num_tokens() - u32::from(self.kv.config().groups != KvGroups::ONE)
     }
 
