@@ -13,8 +13,8 @@ use super::output::TextOutput;
 use super::record;
 use super::run_state::{LiveRun, StepTime};
 use crate::batch::StepBatch;
-use crate::executor::{ExecError, Executor, StepOutput, StepStats};
-use crate::ids::{RequestId, TokenId};
+use crate::executor::{Corruption, ExecError, Executor, StepOutput, StepStats};
+use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunError, Usage};
 use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
@@ -172,6 +172,9 @@ impl EngineCore {
         let inputs = self.plan_inputs();
         let plan = self.scheduler.plan_step(inputs);
         StepBatch::build(&mut self.batch, &plan, &self.scheduler);
+        if self.executor.as_ref().is_some_and(|executor| executor.has_canary()) {
+            self.batch.add_chains(&plan, &self.scheduler);
+        }
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
@@ -179,6 +182,7 @@ impl EngineCore {
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
+        let corrupted = self.taint(&plan, &output.corrupted);
         let committed = self.scheduler.commit(&plan, &output.tokens, &output.not_finite);
         let mut record = StepRecord {
             step: self.step,
@@ -197,7 +201,10 @@ impl EngineCore {
         };
         self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
+        // The first terminal event counts: text that follows it is not heard.
+        corrupted.iter().for_each(|(id, error)| self.tell_failure(*id, error));
         self.tell_tokens(&committed, output.logprobs, &mut record);
+        corrupted.iter().for_each(|(id, error)| self.fail(*id, error));
         self.count(output.stats, output.gpu_us);
         self.finish_record(record, start, after_gpu);
         StepOutcome::Done
@@ -271,11 +278,38 @@ impl EngineCore {
         StepOutcome::Retry
     }
 
-    /// Ends one request with an error.
-    fn fail(&mut self, id: RequestId, error: &RunError) {
+    /// Takes damaged blocks, and what was computed from them, out of what can be shared; gives the requests to end.
+    fn taint(&mut self, plan: &StepPlan, corrupted: &[Corruption]) -> Vec<(RequestId, RunError)> {
+        let mut failed = Vec::new();
+        for found in corrupted {
+            let request = plan.rows[found.row as usize].request;
+            let (position, block) = (found.position, BlockId(found.block));
+            let error = RunError::Corrupted { request, position, block };
+            tracing::error!("{error}");
+            self.scheduler.taint_from(request, position);
+            failed.push((request, error));
+        }
+        failed
+    }
+
+    /// Damages a block, for the canary to find.
+    pub(super) fn corrupt_block(&mut self, block: BlockId) {
+        let Some(executor) = &mut self.executor else { return };
+        match executor.corrupt_block(block.0) {
+            Ok(()) => tracing::warn!("block {block} was damaged as asked"),
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+
+    fn tell_failure(&self, id: RequestId, error: &RunError) {
         if let Some(run) = self.runs.get(&id) {
             run.events.push(EngineEvent::Failed { error: error.clone() });
         }
+    }
+
+    /// Ends one request with an error.
+    fn fail(&mut self, id: RequestId, error: &RunError) {
+        self.tell_failure(id, error);
         // The sink has its terminal event: what the scheduler's end adds is not heard.
         self.scheduler.abort(id);
         self.settle_ended(&HashMap::new());

@@ -36,7 +36,7 @@ mod prefixes;
 use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{BlockId, RequestId, TokenId};
 use crate::protocol::{Decoding, EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
@@ -394,6 +394,12 @@ impl EngineHandle {
 
     pub fn resume(&self) {
         self.send(EngineCommand::Resume);
+    }
+
+    /// Damages a block of the KV cache between two steps. With the canary on, whoever reads the block next ends with
+    /// [`RunError::Corrupted`], and nobody else notices.
+    pub fn corrupt_block(&self, block: BlockId) {
+        self.send(EngineCommand::CorruptBlock { block });
     }
 
     pub fn is_paused(&self) -> bool {

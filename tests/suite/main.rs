@@ -2,6 +2,7 @@
 //! `cargo test --release sim` filters as usual.
 
 mod app;
+mod canary;
 mod cli;
 mod golden;
 mod kernels;

@@ -11,7 +11,7 @@ use crate::kernels::attention::{self, Attention};
 use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::embed::Embed;
-use crate::kernels::kv_layout::{KvFormat, KvLayout};
+use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::matmul::{self, Matmul};
@@ -139,7 +139,7 @@ impl Forward {
         let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
-        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers)?;
+        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers, cfg.canary)?;
         let layers = (0..spec.num_layers as usize)
             .map(|l| b.layer(l, &weights.layers[l], &scratch, tables.of(spec, l as u32), &kv))
             .collect::<Result<_, _>>()?;
@@ -272,7 +272,7 @@ impl Builder<'_> {
             rotary_dim: self.spec.rope.rotary_dim,
             interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
             qk_norm: self.spec.qk_norm,
-            kv: kv_format(self.cfg),
+            kv: self.cfg.kv,
         }
     }
 
@@ -528,18 +528,9 @@ fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a
     }
 }
 
-fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
-    if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
-}
-
 /// What attention is compiled for.
 pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
-    attention::Shape {
-        num_heads: spec.num_heads,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        kv: kv_format(cfg),
-    }
+    attention::Shape { num_heads: spec.num_heads, num_kv_heads: spec.num_kv_heads, head_dim: spec.head_dim, kv: cfg.kv }
 }
 
 /// How each layer's cache lies.
@@ -549,6 +540,6 @@ pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
         block_size: cfg.block_size,
         num_kv_heads: spec.num_kv_heads,
         head_dim: spec.head_dim,
-        format: kv_format(cfg),
+        format: cfg.kv,
     }
 }
