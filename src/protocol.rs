@@ -380,6 +380,14 @@ pub enum EngineCommand<Load, Sink> {
         request: Box<GenerateRequest>,
         events: Sink,
     },
+    /// A run whose prompt is the first `keep_tokens` tokens of `parent`, then the request's own.
+    Fork {
+        id: RequestId,
+        parent: RequestId,
+        keep_tokens: u32,
+        request: Box<GenerateRequest>,
+        events: Sink,
+    },
     Abort {
         id: RequestId,
     },

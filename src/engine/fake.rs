@@ -51,6 +51,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         max_queue: fake.max_queue,
         seed: Some(0),
         check: CheckLevel::EveryStep,
+        record: fake.record.clone(),
         // Nothing is fetched for the simulation.
         cache_dir: std::path::PathBuf::new(),
     }
@@ -202,6 +203,12 @@ impl Executor for FakeExecutor {
     fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
         self.inner.write_host(slot, bytes)
     }
+}
+
+/// The simulation's tokenizer, for tests of what needs text.
+#[cfg(test)]
+pub(super) fn tokenizer() -> Tokenizer {
+    Tokenizer::from_gguf(vocabulary()).expect("the vocabulary is well formed")
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub struct FakeConfig {
 pub enum Fault {
     /// The launch is refused; nothing is written.
     Launch(ExecError),
-    /// The step is launched, scribbles over the slots it was to write, and fails while waited for. A lost device loses
+    /// The step is launched, scribbles over the slots it was to write or copy to, and fails while waited for. A lost device loses
     /// its whole memory.
     Wait(ExecError),
     /// The logits of this logit row (modulo their number) are not finite.
@@ -139,6 +139,7 @@ impl PagedFake {
 
     fn run(&mut self, batch: &StepBatch) -> Result<StepOutput, ExecError> {
         self.swap(batch);
+        self.copy(batch);
         self.write(batch)?;
         let mut output = StepOutput {
             gpu_us: self.config.step_delay.as_micros() as u32,
@@ -147,7 +148,7 @@ impl PagedFake {
         };
         let mut logits = Vec::new();
         for l in 0..batch.num_logits() {
-            let token = self.draw(batch, l);
+            let (token, hash) = self.draw(batch, l);
             if batch.want == Want::Logits {
                 push_logits(
                     &mut logits,
@@ -159,13 +160,25 @@ impl PagedFake {
             }
             output.tokens.push(token);
             output.not_finite.push(false);
-            let logprobs = batch.sampling[l].logprobs.map(|k| fake_logprobs(token, k, self.config.vocab_size));
-            output.logprobs.push(logprobs);
+            let logprobs = |asked| match batch.sampling[l].is_beam {
+                true => fake_continuations(token, hash, asked, self.config.vocab_size),
+                false => fake_logprobs(token, asked, self.config.vocab_size),
+            };
+            output.logprobs.push(batch.sampling[l].logprobs.map(logprobs));
         }
         if batch.want == Want::Logits {
             output.logits = Some(logits);
         }
         Ok(output)
+    }
+
+    fn copy(&mut self, batch: &StepBatch) {
+        let size = batch.block_size as usize;
+        for copy in &batch.copies {
+            let (from, to) = (copy.from as usize * size, copy.to as usize * size);
+            self.values.copy_within(from..from + size, to);
+            self.tokens.copy_within(from..from + size, to);
+        }
     }
 
     /// All rows write before any row attends, as on a GPU.
@@ -179,6 +192,9 @@ impl PagedFake {
                     position => Some(self.values[self.slot(table, position - 1)]),
                 };
                 let slot = batch.kv_slots[t] as usize;
+                if slot < batch.block_size as usize {
+                    continue;
+                }
                 if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
                     return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
                 }
@@ -189,7 +205,8 @@ impl PagedFake {
         Ok(())
     }
 
-    fn draw(&self, batch: &StepBatch, l: usize) -> TokenId {
+    /// The token, and the hash of everything that it hangs on.
+    fn draw(&self, batch: &StepBatch, l: usize) -> (TokenId, u64) {
         let t = batch.logit_tokens[l] as usize;
         let (table, position) = (table_of(batch, batch.row_of_token[t] as usize), batch.positions[t]);
         let first = match self.config.attention {
@@ -200,10 +217,11 @@ impl PagedFake {
         let penalties = &batch.penalties[batch.penalty_start[l] as usize..batch.penalty_start[l + 1] as usize];
         let biases = &batch.biases[batch.bias_start[l] as usize..batch.bias_start[l + 1] as usize];
         let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
-        match self.config.reply {
+        let token = match self.config.reply {
             Reply::Tokens => (hash % u64::from(self.config.vocab_size)) as TokenId,
             Reply::Words(words) => words.next((0..=position).rev().map(|p| self.tokens[self.slot(table, p)]), hash),
-        }
+        };
+        (token, hash)
     }
 
     fn slot(&self, table: &[u32], position: u32) -> usize {
@@ -212,7 +230,9 @@ impl PagedFake {
     }
 
     fn scribble(&mut self, batch: &StepBatch) {
-        for &slot in &batch.kv_slots {
+        let size = batch.block_size;
+        let copied = batch.copies.iter().flat_map(|copy| copy.to * size..(copy.to + 1) * size);
+        for slot in copied.chain(batch.kv_slots.iter().copied()) {
             self.values[slot as usize] ^= 0x5bad_5bad;
         }
         for transfer in &batch.swap_in {
@@ -331,6 +351,20 @@ impl UnpagedRun {
         let sampling = RowSampling { position: self.num_tokens, ..sampling };
         (draw_hash(self.seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
     }
+
+    /// What a beam with the input so far is told of its next tokens, most likely first.
+    pub fn continuations(
+        &self,
+        sampling: RowSampling,
+        penalties: &[TokenPenalty],
+        biases: &[(TokenId, f32)],
+        vocab_size: u32,
+    ) -> Vec<(TokenId, f32)> {
+        let asked = sampling.logprobs.unwrap_or(0);
+        let sampling = RowSampling { position: self.num_tokens, ..sampling };
+        let hash = draw_hash(self.seen, &sampling, penalties, biases);
+        fake_continuations((hash % u64::from(vocab_size)) as TokenId, hash, asked, vocab_size).top
+    }
 }
 
 impl Words {
@@ -416,6 +450,17 @@ fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs 
     TokenLogprobs { token, logprob: logprob(0), top }
 }
 
+/// For beams: log-probabilities that hang on all that was read, so that whatever is read wrongly changes the ranking.
+fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> TokenLogprobs {
+    let mut logprob = 0.0;
+    let mut next = |rank: u32| {
+        logprob -= 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
+        ((token + rank) % vocab_size, logprob)
+    };
+    let top: Vec<(TokenId, f32)> = (0..u32::from(asked).min(vocab_size)).map(&mut next).collect();
+    TokenLogprobs { token, logprob: top.first().map_or(0.0, |first| first.1), top }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -439,7 +484,14 @@ mod tests {
         let blocks: Vec<BlockId> = blocks.iter().map(|b| BlockId(*b)).collect();
         let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
         let logits = RowLogits::Last(LogitRow { sampling, counts: &[], biases: &[] });
-        batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
+        batch.push_row(BatchRow {
+            slot: SeqSlot(0),
+            first_position,
+            write_from: first_position,
+            tokens,
+            blocks: &blocks,
+            logits,
+        });
         batch
     }
 

@@ -143,6 +143,7 @@ impl ReferenceExecutor {
 
     fn run(&mut self, batch: &StepBatch) -> StepOutput {
         self.swap(batch);
+        self.copy_blocks(batch);
         let (hidden, block) = (self.spec.hidden_size as usize, &self.spec.block);
         let mut x: Vec<f32> = Vec::with_capacity(batch.num_tokens() * hidden);
         for (&id, &position) in batch.input_ids.iter().zip(&batch.positions) {
@@ -168,6 +169,16 @@ impl ReferenceExecutor {
             );
         }
         finish(batch, logits, vocab)
+    }
+
+    fn copy_blocks(&mut self, batch: &StepBatch) {
+        let block = (self.cfg.block_size * self.spec.num_kv_heads * self.spec.head_dim) as usize;
+        for pool in self.layers.iter_mut().flat_map(|layer| [&mut layer.k_pool, &mut layer.v_pool]) {
+            for copy in &batch.copies {
+                let from = copy.from as usize * block;
+                pool.copy_within(from..from + block, copy.to as usize * block);
+            }
+        }
     }
 
     fn layer(&mut self, l: usize, batch: &StepBatch, x: &mut [f32]) {
@@ -324,6 +335,10 @@ impl Executor for ReferenceExecutor {
             return Err(ExecError::Rejected(format!("KV slot {slot} is outside the pool of {limit} slots")));
         }
         batch.check_transfers(self.cfg.num_blocks, self.host.num_slots()).map_err(ExecError::Rejected)?;
+        if let Some(copy) = batch.copies.iter().find(|c| c.from.max(c.to) >= self.cfg.num_blocks) {
+            let limit = self.cfg.num_blocks;
+            return Err(ExecError::Rejected(format!("{copy:?} is outside the pool of {limit} blocks")));
+        }
         self.done = Some(self.run(batch));
         Ok(StepHandle(batch.step))
     }
@@ -398,11 +413,19 @@ fn draw(
         presence: rules.presence_penalty,
         frequency: rules.frequency_penalty,
     };
+    let is_normalised = rules.is_beam && batch.changes_logits(l);
+    if is_normalised {
+        let logsumexp = reference::logprobs(&logits, 0).logsumexp;
+        logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - logsumexp) as f32);
+    }
     reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
     let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
     let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
     let logprobs = rules.logprobs.map(|n| {
-        let row = reference::logprobs(&logits, usize::from(n));
+        let row = match is_normalised {
+            true => reference::most_likely(&logits, usize::from(n), 0.0),
+            false => reference::logprobs(&logits, usize::from(n)),
+        };
         let logprob = (f64::from(logits[token as usize]) - row.logsumexp) as f32;
         TokenLogprobs { token, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
     });

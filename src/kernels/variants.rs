@@ -6,7 +6,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write, sample,
+    Class, RowCount, attention, canary, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write,
+    sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
@@ -45,12 +46,13 @@ pub const HEADS: [(u32, u32, u32); 8] =
 pub fn all() -> Vec<(String, Defines)> {
     let mut found = vec![("fill".to_string(), Defines::new())];
     found.extend([true, false].map(|checks| ("canary".to_string(), canary::defines(checks))));
+    found.extend((1..=copy_blocks::MAX_BUFFERS).map(|n| ("copy_blocks".into(), copy_blocks::defines(n))));
     for class in CLASSES {
         of_rows(class, &mut found);
         of_heads(class, &mut found);
-        found.push(("penalties".into(), penalties::defines(class)));
+        found.push(("penalties".into(), penalties::defines()));
         found.push(("sample".into(), sample::defines(class)));
-        found.push(("logprobs".into(), logprobs::defines(class)));
+        found.push(("logprobs".into(), logprobs::defines()));
         for dtype in WEIGHT_TYPES {
             let format = Format::of(dtype).expect("the list has supported types only");
             of_weights(class, format, &mut found);

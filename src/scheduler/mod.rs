@@ -11,7 +11,9 @@
 
 mod clients;
 mod commit;
+mod fork;
 mod integrity;
+mod journal;
 mod plan;
 mod planner;
 mod policy;
@@ -22,16 +24,19 @@ mod sequence;
 
 pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
+pub use fork::{NewFork, QueuePlace};
 pub use integrity::{SequenceView, StateView};
+pub use journal::Op;
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
+pub use policy::default_watermark;
 pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
-use crate::ids::{RequestId, SeqSlot};
+use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use planner::Undo;
@@ -42,7 +47,7 @@ use rustc_hash::FxHashMap;
 pub const MAX_REASONS: usize = 64;
 
 /// Every limit of the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerConfig {
     /// Slots of the batch; at least 1.
     pub max_num_seqs: u32,
@@ -67,7 +72,7 @@ pub struct SchedulerConfig {
 }
 
 /// How much is asserted after each change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum CheckLevel {
     /// What costs no walk over blocks or tables.
     Cheap,
@@ -81,6 +86,11 @@ pub struct Ended {
     pub request: RequestId,
     pub outcome: Result<FinishReason, RunError>,
     pub usage: Usage,
+    /// Prompt and output.
+    pub tokens: Vec<TokenId>,
+    pub key: CacheKey,
+    /// What it was forked from.
+    pub parent: Option<RequestId>,
 }
 
 /// Sums since start.
@@ -90,6 +100,8 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copied_blocks: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.
@@ -113,6 +125,7 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     ended: Vec<Ended>,
     totals: Totals,
+    journal: Option<Vec<Op>>,
     /// The last step planned: the clock of aging.
     last_step: u64,
     /// Where the next look at cached prefixes of waiting requests begins, and how many places are left to look at.
@@ -150,6 +163,7 @@ impl Scheduler {
             deferred: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            journal: None,
             last_step: 0,
             rescore_at: 0,
             rescore_left: 0,
@@ -164,13 +178,37 @@ impl Scheduler {
     /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
     pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::Add(new.clone()));
+        self.enqueue(new)
+    }
+
+    /// Adds what is noted otherwise.
+    fn enqueue(&mut self, new: NewSequence) -> Result<(), RunError> {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
+        let seq = self.sequence(new)?;
+        self.arrive(seq);
+        Ok(())
+    }
+
+    /// Puts a request also into a full queue: for what belongs to a request that was admitted already.
+    pub fn add_beside(&mut self, new: NewSequence) -> Result<(), RunError> {
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::AddBeside(new.clone()));
+        let seq = self.sequence(new)?;
+        self.arrive(seq);
+        Ok(())
+    }
+
+    /// A sequence that is not in the queue yet; refuses what can never fit.
+    fn sequence(&self, new: NewSequence) -> Result<Sequence, RunError> {
         let max_total = self.max_total(&new)?;
         let chain = self.kv.new_chain(CacheKey { salt: new.cache_salt, adapter: new.adapter });
-        let id = new.id;
-        let mut seq = Sequence::new(new, chain, max_total, self.last_step);
+        Ok(Sequence::new(new, chain, max_total, self.last_step))
+    }
+
+    fn arrive(&mut self, mut seq: Sequence) {
         seq.ticket.cached_tokens = self.score(&seq);
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
@@ -180,9 +218,8 @@ impl Scheduler {
             }
         };
         self.waiting.arrive(idx, &seq.ticket);
+        self.by_id.insert(seq.id, idx);
         self.seqs[idx as usize] = Some(seq);
-        self.by_id.insert(id, idx);
-        Ok(())
     }
 
     /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the
@@ -195,6 +232,7 @@ impl Scheduler {
     /// samples for it is dropped, and what that step computes for it is not published. False when it is not live.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(&idx) = self.by_id.get(&id) else { return false };
+        self.note(|_| Op::Finish { request: id, reason: reason.clone() });
         if self.in_flight.is_none() {
             self.end(idx, Ok(reason));
             return true;
@@ -229,8 +267,10 @@ impl Scheduler {
     /// The cache and its memory are lost: takes a new cache and puts every live request back in the queue in order of
     /// arrival, tokens kept. Requests that can never fit in the new cache end. A step in flight is dropped.
     pub fn restart(&mut self, kv: KvCache) {
+        self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
+        self.totals.copied_blocks += self.kv.counts().copied_blocks;
         let mut pins = self.kv.take_lost_pins();
         pins.extend(self.kv.pin_specs().cloned());
         self.kv = kv;
@@ -277,11 +317,13 @@ impl Scheduler {
 
     /// What happened to blocks since the last call. Call it after each step, and after aborts.
     pub fn drain_block_events(&mut self) -> std::vec::Drain<'_, crate::kv::BlockEvent> {
+        self.note(|scheduler| Op::Blocks(scheduler.kv.events().to_vec()));
         self.kv.drain_events()
     }
 
     pub fn totals(&self) -> Totals {
-        self.totals
+        let copied_blocks = self.totals.copied_blocks + self.kv.counts().copied_blocks;
+        Totals { copied_blocks, ..self.totals }
     }
 
     /// A live request.
@@ -364,7 +406,7 @@ impl Scheduler {
     /// Takes a sequence out of queue or batch and gives its blocks back.
     fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
         assert!(self.in_flight.is_none(), "a sequence ends between steps");
-        let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
+        let mut seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),
             SeqStatus::Waiting => {}
@@ -378,6 +420,9 @@ impl Scheduler {
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
+        if outcome.is_ok() && seq.pin.is_none() {
+            self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
+        }
         self.settle_pin(seq, outcome);
     }
 

@@ -2,10 +2,10 @@
 
 use super::SeqIdx;
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::HostTransfer;
+use crate::kv::{BlockCopy, HostTransfer};
 
 /// What a row of the batch is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum RowKind {
     /// A chunk of the prompt; `cached` tokens came from the prefix cache when the row was admitted in this step.
     Prefill { cached: u32 },
@@ -16,7 +16,7 @@ pub enum RowKind {
 }
 
 /// One sequence's part of a step: positions `from..from + num_tokens`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanRow {
     pub request: RequestId,
     pub(super) seq: SeqIdx,
@@ -24,6 +24,8 @@ pub struct PlanRow {
     pub kind: RowKind,
     pub from: u32,
     pub num_tokens: u32,
+    /// K and V of positions before this one are there already: they are read, not written. At most `to()`.
+    pub write_from: u32,
     /// Blocks reserved for this row in this step.
     pub num_new_blocks: u32,
     /// The row reaches the last known token: the next one is sampled.
@@ -38,7 +40,7 @@ impl PlanRow {
 }
 
 /// A request that joins the batch in this step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Admission {
     pub request: RequestId,
     /// Known tokens: the prompt, and after a preemption the output so far.
@@ -50,7 +52,8 @@ pub struct Admission {
 }
 
 /// Who gives way when blocks are short.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum VictimPolicy {
     /// The last to join.
     #[default]
@@ -62,7 +65,7 @@ pub enum VictimPolicy {
 }
 
 /// A request that is put back in the queue to make room.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Preemption {
     pub victim: RequestId,
     /// Whose growth needed the blocks; the victim itself when nobody else may be taken.
@@ -78,7 +81,7 @@ pub struct Preemption {
 }
 
 /// Why a request waits: the binding constraint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum WaitReason {
     /// Behind others in the queue; 1 is next after the one that could not be admitted.
     Behind { position: u32 },
@@ -97,7 +100,7 @@ pub enum WaitReason {
 }
 
 /// The decisions of one step. Rows are in batch order: one-token rows first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StepPlan {
     pub step: u64,
     /// Tokens that the step may compute.
@@ -108,6 +111,8 @@ pub struct StepPlan {
     /// Content to be copied before anything is computed: blocks to host memory, then host memory to blocks.
     pub swap_out: Vec<HostTransfer>,
     pub swap_in: Vec<HostTransfer>,
+    /// Done before anything is computed, in any order: no copy touches what another one reads or writes.
+    pub copies: Vec<BlockCopy>,
     /// The first of the queue with their reasons, at most [`super::MAX_REASONS`].
     pub waiting: Vec<(RequestId, WaitReason)>,
     /// What stopped the last admission; `None` when nothing waits.

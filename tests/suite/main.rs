@@ -2,6 +2,7 @@
 //! `cargo test --release sim` filters as usual.
 
 mod app;
+mod beam;
 mod canary;
 mod cli;
 mod golden;
@@ -11,6 +12,7 @@ mod malformed;
 mod models;
 mod noop_device;
 mod queue_sim;
+mod recording;
 mod sampling;
 mod shaders;
 mod sim;

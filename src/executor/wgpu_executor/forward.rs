@@ -10,6 +10,7 @@ use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
 use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
+use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::logit_cap::{self, LogitCap};
@@ -59,6 +60,7 @@ struct Layer {
 
 /// The whole pass.
 pub struct Forward {
+    copy_blocks: CopyBlocks,
     embed: Embed,
     positions: Option<Embed>,
     residual: Residual,
@@ -147,6 +149,11 @@ impl Forward {
         b.finish(weights, &scratch, embed, layers, kv)
     }
 
+    /// Copies of blocks, before anything reads or marks them.
+    pub fn record_copies(&self, recording: &mut Recording, num_copies: u32) {
+        self.copy_blocks.record(recording, num_copies);
+    }
+
     /// Everything from token ids to logits and, if `samples`, to tokens.
     pub fn record(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
         let n = shape.num_tokens;
@@ -204,6 +211,7 @@ impl Forward {
                 has_penalties: true,
                 has_logprobs: true,
             };
+            self.record_copies(recording, 1);
             self.record(recording, shape, true);
         }
     }
@@ -492,7 +500,9 @@ impl Builder<'_> {
         let residual = block.residual;
         let positions = weights.positions.as_ref();
         let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
+        let planes: Vec<_> = kv.planes().map(|plane| (plane.buffer.whole(), plane.block_bytes)).collect();
         Ok(Forward {
+            copy_blocks: CopyBlocks::new(&mut self.context(), &planes)?,
             embed,
             positions: positions.map(|p| Embed::positions(&mut self.context(), p, &scratch.x)).transpose()?,
             residual,

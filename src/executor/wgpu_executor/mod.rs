@@ -229,6 +229,9 @@ impl WgpuExecutor {
         if swaps && !batch.swap_in.is_empty() {
             self.swapper.record_in(&self.gpu, &mut self.recording, &batch.swap_in)?;
         }
+        if !head_only {
+            self.forward.record_copies(&mut self.recording, batch.copies.len() as u32);
+        }
         let mut marks = None;
         if let Some(canary) = self.canary.as_ref().filter(|_| !head_only && !batch.chains.is_empty()) {
             marks = Some(canary.record(&mut self.recording, batch));
@@ -429,7 +432,8 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
     let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
     let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
     let most_biases = 1024;
-    let per_row = blocks + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    let copy = 2;
+    let per_row = blocks + copy + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
     let work = AttentionWork::max_words(tokens, memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs));
     step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row + work
 }
