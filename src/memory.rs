@@ -30,8 +30,18 @@ pub struct MemoryConfig {
     pub max_logits: u32,
     /// Longest context that a request may use; bounds the rope table and the pool.
     pub max_model_len: u32,
-    /// 2 for f16, 4 for f32 (`--precise`).
-    pub kv_bytes_per_element: u32,
+    pub kv_token: KvTokenBytes,
+}
+
+/// What a cached token takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvTokenBytes {
+    /// 1 for int8, 2 for f16, 4 for f32.
+    pub per_element: u32,
+    /// Of each head's K, and of its V: 4 for the scale of int8.
+    pub per_head: u32,
+    /// Once for all layers: the canary.
+    pub per_token: u32,
 }
 
 /// Bytes by purpose. All of them lie on the device.
@@ -57,7 +67,7 @@ const MAX_PARTIAL_BYTES: u64 = 32 << 20;
 
 /// The plan for a model whose weights take `weights_bytes` as stored on the device.
 pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> MemoryPlan {
-    let kv_bytes_per_token = kv_bytes_per_token(spec, config.kv_bytes_per_element);
+    let kv_bytes_per_token = kv_bytes_per_token(spec, config.kv_token);
     let workspace_bytes = workspace_bytes(spec, config);
     let num_blocks = match config.kv {
         KvSize::Blocks(blocks) => blocks,
@@ -104,15 +114,19 @@ fn groups(spec: &ModelSpec) -> KvGroups {
 
 /// K and V of one block: over the layers of one group, all of them where the model has no windows.
 fn kv_bytes_per_block(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
-    let layers = LayerGroups::of(spec).size;
-    let elements = 2 * u64::from(layers) * u64::from(spec.num_kv_heads) * u64::from(spec.head_dim);
-    elements.saturating_mul(config.kv_bytes_per_element.into()).saturating_mul(config.block_size.max(1).into())
+    let bytes = token_bytes(spec, LayerGroups::of(spec).size, config.kv_token);
+    bytes.saturating_mul(config.block_size.max(1).into())
 }
 
 /// K and V of one token over all layers.
-pub fn kv_bytes_per_token(spec: &ModelSpec, bytes_per_element: u32) -> u64 {
-    let elements = 2 * u64::from(spec.num_layers) * u64::from(spec.num_kv_heads) * u64::from(spec.head_dim);
-    elements.saturating_mul(bytes_per_element.into())
+pub fn kv_bytes_per_token(spec: &ModelSpec, bytes: KvTokenBytes) -> u64 {
+    token_bytes(spec, spec.num_layers, bytes)
+}
+
+fn token_bytes(spec: &ModelSpec, num_layers: u32, bytes: KvTokenBytes) -> u64 {
+    let heads = 2 * u64::from(num_layers) * u64::from(spec.num_kv_heads);
+    let values = heads.saturating_mul(spec.head_dim.into()).saturating_mul(bytes.per_element.into());
+    values.saturating_add(heads.saturating_mul(bytes.per_head.into())).saturating_add(bytes.per_token.into())
 }
 
 /// Bytes of all weights in the storage that `dtype_of` names, each tensor padded to `padding` bytes. With the checkpoint's
@@ -202,7 +216,7 @@ mod tests {
             max_num_seqs: 8,
             max_logits: 8,
             max_model_len: 8192,
-            kv_bytes_per_element: 2,
+            kv_token: KvTokenBytes { per_element: 2, per_head: 0, per_token: 0 },
         }
     }
 
@@ -213,6 +227,8 @@ mod tests {
         assert_eq!(plan.kv_bytes, plan.kv_bytes_per_token * 16 * 129);
         assert_eq!(plan.total_bytes, plan.weights_bytes + plan.kv_bytes + plan.workspace_bytes);
         assert_eq!(max_context(&spec(), &config(KvSize::Blocks(129)), 129), 2048);
+        let int8 = KvTokenBytes { per_element: 1, per_head: 4, per_token: 16 };
+        assert_eq!(kv_bytes_per_token(&spec(), int8), 2 * 30 * 3 * (64 + 4) + 16);
     }
 
     #[test]
@@ -271,7 +287,7 @@ mod tests {
             max_tokens_per_step: u32::MAX,
             max_num_seqs: u32::MAX,
             max_logits: u32::MAX,
-            kv_bytes_per_element: u32::MAX,
+            kv_token: KvTokenBytes { per_element: u32::MAX, per_head: u32::MAX, per_token: u32::MAX },
             ..config(KvSize::Blocks(u32::MAX))
         };
         assert_eq!(estimate(&spec, u64::MAX, &config).total_bytes, u64::MAX);

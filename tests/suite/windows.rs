@@ -8,6 +8,7 @@ use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::{RequestId, TokenId};
+use kvasir::kernels::kv_layout::KvFormat;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::model::Model;
 use kvasir::protocol::{SamplingParams, StopRules};
@@ -141,6 +142,8 @@ fn on_gpu(model: &Model, precise: bool) -> Option<WgpuExecutor> {
         max_num_seqs: 4,
         max_model_len: 400,
         precise,
+        kv: if precise { KvFormat::F32 } else { KvFormat::F16 },
+        canary: false,
     };
     Some(WgpuExecutor::new(gpu, model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{e}")))
 }
