@@ -63,8 +63,8 @@ pub struct KvConfig {
 /// A change of one block, in order of happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum BlockEvent {
-    /// `logical` counts the entries of [`BlockTable::ids`]: with one group, blocks in logical order.
-    /// Handed out (an `Evict` of the same block precedes it where its content was kept until now).
+    /// Handed out (an `Evict` of the same block precedes it where its content was kept until now). `logical` counts the
+    /// entries of [`BlockTable::ids`]: with one group, blocks in logical order.
     Alloc { block: BlockId, request: RequestId, logical: u32 },
     /// Written up to `filled` slots.
     Fill { block: BlockId, filled: u32 },
@@ -234,7 +234,6 @@ impl KvCache {
     pub fn commit(&mut self) {
         self.pool.commit();
         self.end_copies();
-        self.prefix.commit();
         self.prefix.commit();
         for (block, tokens) in self.hits.drain(..) {
             self.prefix.count_hit(block, tokens, self.pool.header.step);
@@ -533,7 +532,8 @@ impl KvCache {
         hit
     }
 
-    /// False when there is no block or it is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
+    /// False when there is no block or it is tainted, or its hash is that of a pinned one: what follows it cannot be
+    /// published either.
     fn publish_one(
         &mut self,
         block: BlockId,

@@ -145,6 +145,7 @@ impl Publication {
 fn place(hash: u64, group: u32) -> u64 {
     hash.wrapping_add(u64::from(group).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
+
 /// Where a publication is listed under its parent: parent's number, key, first token, own number.
 type ChildKey = (u64, CacheKey, TokenId, u64);
 
