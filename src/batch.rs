@@ -70,6 +70,9 @@ pub struct RowSampling {
     pub position: u32,
     /// Number of alternatives to report; `None` reports nothing.
     pub logprobs: Option<u8>,
+    /// A beam of a search: penalties and biases change log-probabilities, which are not normalised again, as
+    /// transformers does it. For any other row they change logits.
+    pub is_beam: bool,
 }
 
 /// A token seen before in this sequence.
@@ -89,6 +92,11 @@ impl StepBatch {
     }
     pub fn num_logits(&self) -> usize {
         self.logit_tokens.len()
+    }
+
+    /// True when penalties or biases act on this logit row.
+    pub fn changes_logits(&self, l: usize) -> bool {
+        self.penalty_start[l] < self.penalty_start[l + 1] || self.bias_start[l] < self.bias_start[l + 1]
     }
 
     /// Empties every array, keeping capacity.
@@ -190,6 +198,7 @@ impl RowSampling {
             seed,
             position: 0,
             logprobs: params.logprobs,
+            is_beam: false,
         }
     }
 }

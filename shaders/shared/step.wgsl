@@ -23,7 +23,8 @@ fn logit_token(logit: u32) -> u32 { return step_meta[step_meta[11] + logit]; }
 
 const SAMPLING_WORDS: u32 = 12u;
 /// Word `word` of a logit row's sampling parameters: 0 temperature, 1 top_k (u32), 2 top_p, 3 min_p, 4 repetition,
-/// 5 presence, 6 frequency, 7 seed low, 8 seed high, 9 position, 10 logprobs or 0xffffffff, 11 zero.
+/// 5 presence, 6 frequency, 7 seed low, 8 seed high, 9 position, 10 logprobs or 0xffffffff,
+/// 11 one where penalties and biases change log-probabilities (a beam search's row that has some), else zero.
 fn sampling_word(logit: u32, word: u32) -> u32 { return step_meta[step_meta[12] + logit * SAMPLING_WORDS + word]; }
 fn penalty_start(logit: u32) -> u32 { return step_meta[step_meta[13] + logit]; }
 /// (token, occurrences in the output)

@@ -53,5 +53,6 @@ impl EngineCore {
                 self.shared.wake();
             }
         }
+        self.record(None);
     }
 }

@@ -75,7 +75,8 @@ pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     section(words, header::BLOCK_TABLE_START, batch.block_table_start.iter().copied());
     section(words, header::BLOCK_TABLES, batch.block_tables.iter().copied());
     section(words, header::LOGIT_TOKENS, batch.logit_tokens.iter().copied());
-    section(words, header::SAMPLING, batch.sampling.iter().flat_map(sampling_words));
+    let sampling = batch.sampling.iter().enumerate();
+    section(words, header::SAMPLING, sampling.flat_map(|(l, row)| sampling_words(row, batch.changes_logits(l))));
     section(words, header::PENALTY_START, batch.penalty_start.iter().copied());
     section(words, header::PENALTIES, batch.penalties.iter().flat_map(|p| [p.token, p.output_count]));
     section(words, header::BIAS_START, batch.bias_start.iter().copied());
@@ -95,7 +96,7 @@ fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item =
     words.extend(items);
 }
 
-fn sampling_words(row: &RowSampling) -> [u32; SAMPLING_WORDS] {
+fn sampling_words(row: &RowSampling, changes_logits: bool) -> [u32; SAMPLING_WORDS] {
     [
         row.temperature.to_bits(),
         row.top_k,
@@ -108,7 +109,7 @@ fn sampling_words(row: &RowSampling) -> [u32; SAMPLING_WORDS] {
         (row.seed >> 32) as u32,
         row.position,
         row.logprobs.map_or(NONE, u32::from),
-        0,
+        u32::from(row.is_beam && changes_logits),
     ]
 }
 
@@ -130,6 +131,7 @@ mod tests {
             seed,
             position: 7,
             logprobs: None,
+            is_beam: true,
         }
     }
 
@@ -181,6 +183,7 @@ mod tests {
         let first = at(header::SAMPLING, SAMPLING_WORDS);
         assert_eq!(f32::from_bits(first[0]), 0.5);
         assert_eq!((first[7], first[8], first[9], first[10]), (3, 1 << 8, 7, NONE));
+        assert_eq!(first[11], 1, "a beam's row with a bias");
         assert_eq!(at(header::PENALTIES, 2), [6, 2]);
         assert_eq!(at(header::BIASES, 2), [8, (-1.5f32).to_bits()]);
         assert_eq!(at(header::BIAS_START, 3), [0, 1, 1]);

@@ -12,6 +12,7 @@
 mod clients;
 mod commit;
 mod integrity;
+mod journal;
 mod plan;
 mod planner;
 mod policy;
@@ -23,8 +24,10 @@ mod sequence;
 pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
+pub use journal::Op;
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
+pub use policy::default_watermark;
 pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
@@ -42,7 +45,7 @@ use rustc_hash::FxHashMap;
 pub const MAX_REASONS: usize = 64;
 
 /// Every limit of the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerConfig {
     /// Slots of the batch; at least 1.
     pub max_num_seqs: u32,
@@ -67,7 +70,7 @@ pub struct SchedulerConfig {
 }
 
 /// How much is asserted after each change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum CheckLevel {
     /// What costs no walk over blocks or tables.
     Cheap,
@@ -113,6 +116,7 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     ended: Vec<Ended>,
     totals: Totals,
+    journal: Option<Vec<Op>>,
     /// The last step planned: the clock of aging.
     last_step: u64,
     /// Where the next look at cached prefixes of waiting requests begins, and how many places are left to look at.
@@ -150,6 +154,7 @@ impl Scheduler {
             deferred: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            journal: None,
             last_step: 0,
             rescore_at: 0,
             rescore_left: 0,
@@ -164,6 +169,12 @@ impl Scheduler {
     /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
     pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::Add(new.clone()));
+        self.enqueue(new)
+    }
+
+    /// Adds what is noted otherwise.
+    fn enqueue(&mut self, new: NewSequence) -> Result<(), RunError> {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
@@ -195,6 +206,7 @@ impl Scheduler {
     /// samples for it is dropped, and what that step computes for it is not published. False when it is not live.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(&idx) = self.by_id.get(&id) else { return false };
+        self.note(|_| Op::Finish { request: id, reason: reason.clone() });
         if self.in_flight.is_none() {
             self.end(idx, Ok(reason));
             return true;
@@ -221,6 +233,7 @@ impl Scheduler {
     /// The cache and its memory are lost: takes a new cache and puts every live request back in the queue in order of
     /// arrival, tokens kept. Requests that can never fit in the new cache end. A step in flight is dropped.
     pub fn restart(&mut self, kv: KvCache) {
+        self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
         let mut pins = self.kv.take_lost_pins();
@@ -269,6 +282,7 @@ impl Scheduler {
 
     /// What happened to blocks since the last call. Call it after each step, and after aborts.
     pub fn drain_block_events(&mut self) -> std::vec::Drain<'_, crate::kv::BlockEvent> {
+        self.note(|scheduler| Op::Blocks(scheduler.kv.events().to_vec()));
         self.kv.drain_events()
     }
 

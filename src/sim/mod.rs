@@ -13,6 +13,7 @@
 mod load;
 mod mirror;
 mod oracle;
+pub mod paper;
 mod prefixes;
 mod rng;
 mod runner;

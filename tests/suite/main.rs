@@ -2,6 +2,7 @@
 //! `cargo test --release sim` filters as usual.
 
 mod app;
+mod beam;
 mod cli;
 mod golden;
 mod kernels;
@@ -10,6 +11,7 @@ mod malformed;
 mod models;
 mod noop_device;
 mod queue_sim;
+mod recording;
 mod sampling;
 mod shaders;
 mod sim;
