@@ -5,9 +5,11 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`stop_strings`], [`budget`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`choices`], [`branches`], [`output`], [`stop_strings`], [`budget`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
+pub mod branches;
 pub mod budget;
+pub mod choices;
 pub mod core;
 pub mod fake;
 pub mod handle;

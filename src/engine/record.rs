@@ -22,6 +22,7 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::Evict { block } => BlockDelta::Evict { block },
         BlockEvent::Free { block } => BlockDelta::Free { block },
         BlockEvent::Publish { block, hash } => BlockDelta::Publish { block, hash },
+        BlockEvent::Copy { from, to, request } => BlockDelta::Copy { from, to, request },
         BlockEvent::Pin { block } => BlockDelta::Pin { block },
         BlockEvent::Unpin { block } => BlockDelta::Unpin { block },
     }
@@ -54,6 +55,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         pinned: counts.pinned,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
+        partial_hit_tokens: counts.partial_hit_tokens,
         ..KvTotals::default()
     }
 }

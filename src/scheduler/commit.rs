@@ -78,15 +78,28 @@ impl Scheduler {
 
     /// The step failed and may have written some of its slots: nothing is computed, but nothing that may have been
     /// overwritten comes back either. Rows keep their blocks, preempted requests stay in the queue, and the same
-    /// positions are planned again.
+    /// positions are planned again. A copy may be missing: its positions are computed again.
     pub fn abandon(&mut self, plan: &StepPlan) {
         self.note(|_| Op::Abandon);
         self.close(plan);
+        self.abandon_copies();
         self.kv.commit();
         self.undo.clear();
         self.totals.preemptions += plan.preempted.len() as u64;
         self.end_deferred();
         self.verify();
+    }
+
+    fn abandon_copies(&mut self) {
+        for request in self.kv.copying().collect::<Vec<_>>() {
+            let idx = self.by_id[&request];
+            let seq = self.seqs[idx as usize].as_mut().expect("who copies is live until the step is over");
+            let slots = self.kv.cancel_copy(&mut seq.table).expect("this request copies");
+            self.kv.shorten(&mut seq.table, slots);
+            seq.num_computed = slots;
+            seq.num_valid = slots;
+            seq.num_public = seq.num_public.min(slots);
+        }
     }
 
     /// What waits may find more or fewer of its tokens in the cache now: looks at some of them in turn.
@@ -146,8 +159,9 @@ impl Scheduler {
         let found = seq.computed_peak.max(row.from);
         self.waiting.serve(seq.ticket.client, to.saturating_sub(found));
         seq.num_computed = to;
+        seq.num_valid = to;
         seq.computed_peak = seq.computed_peak.max(to);
-        self.kv.fill(&seq.table, row.from, to);
+        self.kv.fill(&seq.table, row.write_from, to);
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
             self.end(row.seq, Err(RunError::NotFinite { position: to }));
@@ -157,6 +171,7 @@ impl Scheduler {
             return result;
         }
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
+        seq.num_public = to;
         if let Some((token, _)) = sampled {
             result.token = Some(token);
             self.waiting.charge(seq.ticket.client, 1);
@@ -185,13 +200,13 @@ impl Scheduler {
                 self.waiting.discharge(seq.ticket.client, paid);
                 self.waiting.undo_take(idx, &seq.ticket, mark);
             }
-            Undo::Preempt { seq: idx, at, slot, num_computed, table, mark } => {
+            Undo::Preempt { seq: idx, at, slot, progress, table, mark } => {
                 assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
                 let table = self.kv.resume(table);
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.waiting.undo_put_back(&seq.ticket, mark);
                 seq.table = table;
-                seq.num_computed = num_computed;
+                seq.set_progress(progress);
                 seq.preemptions -= 1;
                 seq.ticket.is_resumed = seq.preemptions > 0;
                 seq.slot = Some(slot);

@@ -11,6 +11,7 @@
 
 mod clients;
 mod commit;
+mod fork;
 mod integrity;
 mod journal;
 mod plan;
@@ -23,6 +24,7 @@ mod sequence;
 
 pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
+pub use fork::{NewFork, QueuePlace};
 pub use integrity::{SequenceView, StateView};
 pub use journal::Op;
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
@@ -34,7 +36,7 @@ pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
-use crate::ids::{RequestId, SeqSlot};
+use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use planner::Undo;
@@ -84,6 +86,11 @@ pub struct Ended {
     pub request: RequestId,
     pub outcome: Result<FinishReason, RunError>,
     pub usage: Usage,
+    /// Prompt and output.
+    pub tokens: Vec<TokenId>,
+    pub key: CacheKey,
+    /// What it was forked from.
+    pub parent: Option<RequestId>,
 }
 
 /// Sums since start.
@@ -93,6 +100,8 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copied_blocks: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.
@@ -178,10 +187,28 @@ impl Scheduler {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
+        let seq = self.sequence(new)?;
+        self.arrive(seq);
+        Ok(())
+    }
+
+    /// Puts a request also into a full queue: for what belongs to a request that was admitted already.
+    pub fn add_beside(&mut self, new: NewSequence) -> Result<(), RunError> {
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::AddBeside(new.clone()));
+        let seq = self.sequence(new)?;
+        self.arrive(seq);
+        Ok(())
+    }
+
+    /// A sequence that is not in the queue yet; refuses what can never fit.
+    fn sequence(&self, new: NewSequence) -> Result<Sequence, RunError> {
         let max_total = self.max_total(&new)?;
         let chain = self.kv.new_chain(CacheKey { salt: new.cache_salt, adapter: new.adapter });
-        let id = new.id;
-        let mut seq = Sequence::new(new, chain, max_total, self.last_step);
+        Ok(Sequence::new(new, chain, max_total, self.last_step))
+    }
+
+    fn arrive(&mut self, mut seq: Sequence) {
         seq.ticket.cached_tokens = self.score(&seq);
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
@@ -191,9 +218,8 @@ impl Scheduler {
             }
         };
         self.waiting.arrive(idx, &seq.ticket);
+        self.by_id.insert(seq.id, idx);
         self.seqs[idx as usize] = Some(seq);
-        self.by_id.insert(id, idx);
-        Ok(())
     }
 
     /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the
@@ -236,6 +262,7 @@ impl Scheduler {
         self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
+        self.totals.copied_blocks += self.kv.counts().copied_blocks;
         let mut pins = self.kv.take_lost_pins();
         pins.extend(self.kv.pin_specs().cloned());
         self.kv = kv;
@@ -287,7 +314,8 @@ impl Scheduler {
     }
 
     pub fn totals(&self) -> Totals {
-        self.totals
+        let copied_blocks = self.totals.copied_blocks + self.kv.counts().copied_blocks;
+        Totals { copied_blocks, ..self.totals }
     }
 
     /// A live request.
@@ -370,7 +398,7 @@ impl Scheduler {
     /// Takes a sequence out of queue or batch and gives its blocks back.
     fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
         assert!(self.in_flight.is_none(), "a sequence ends between steps");
-        let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
+        let mut seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),
             SeqStatus::Waiting => {}
@@ -384,6 +412,9 @@ impl Scheduler {
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
+        if outcome.is_ok() && seq.pin.is_none() {
+            self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
+        }
         self.settle_pin(seq, outcome);
     }
 

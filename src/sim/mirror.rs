@@ -32,7 +32,7 @@ impl Mirror {
             BlockEvent::Evict { block } | BlockEvent::Free { block } => self.cells[block.idx()] = Cell::default(),
             BlockEvent::Pin { block } => self.cells[block.idx()].is_pinned = true,
             BlockEvent::Unpin { block } => self.cells[block.idx()].is_pinned = false,
-            BlockEvent::Publish { .. } => {}
+            BlockEvent::Publish { .. } | BlockEvent::Copy { .. } => {}
         }
     }
 
