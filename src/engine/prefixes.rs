@@ -13,7 +13,7 @@ impl EngineCore {
             PrefixCommand::Pin { id, request, events } => self.pin(id, *request, events),
             PrefixCommand::Keep { id, prefix, name, owner, events } => {
                 let client = owner.id;
-                let run = self.new_run(owner, events, &[]).for_pin();
+                let run = self.new_run(id, owner, events, (Decoding::ONE, false), &[]).for_pin();
                 let added = self.scheduler.keep_prefix(id, prefix, name, client);
                 self.queued(id, run, added);
             }
