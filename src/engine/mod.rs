@@ -9,6 +9,7 @@
 
 pub mod branches;
 pub mod budget;
+pub mod canary;
 pub mod choices;
 pub mod core;
 pub mod fake;

@@ -8,7 +8,7 @@ use crate::kv::HeldTable;
 impl Scheduler {
     /// Every invariant that holds between steps and while one is in flight; the text names the one that is broken.
     pub fn check_integrity(&self) -> Result<(), String> {
-        let held = self.running().chain(self.waiting()).map(|seq| HeldTable {
+        let held = self.live().map(|seq| HeldTable {
             table: &seq.table,
             tokens: &seq.tokens,
             num_valid: seq.num_valid,
@@ -18,7 +18,7 @@ impl Scheduler {
         self.check_partition()?;
         self.check_slots()?;
         self.check_clients()?;
-        for seq in self.running().chain(self.waiting()) {
+        for seq in self.live() {
             self.check_sequence(seq)?;
         }
         let claimed: u32 = self.running().map(|seq| claimed_blocks(seq, &self.kv, &self.config)).sum();
@@ -98,7 +98,7 @@ impl Scheduler {
     fn check_partition(&self) -> Result<(), String> {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
-        let waiting = self.waiting.iter().map(|idx| (idx, SeqStatus::Waiting));
+        let waiting = self.waiting.in_any_order().map(|idx| (idx, SeqStatus::Waiting));
         for (idx, status) in running.chain(waiting) {
             times_seen[idx as usize] += 1;
             if self.seqs[idx as usize].as_ref().is_none_or(|seq| seq.status != status) {
@@ -118,15 +118,20 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Every live request is counted once with its client, and the queue lists all that wait.
+    /// Running in batch order, then waiting in no order.
+    fn live(&self) -> impl Iterator<Item = &super::Sequence> {
+        self.running.iter().copied().chain(self.waiting.in_any_order()).map(|idx| self.seq(idx))
+    }
+
+    /// Every live request is counted once with its client.
     fn check_clients(&self) -> Result<(), String> {
         let counted = self.clients().fold((0, 0), |sum, view| (sum.0 + view.running, sum.1 + view.waiting));
         let listed = (self.running.len() as u32, self.waiting.len() as u32);
-        if counted != listed || self.waiting.iter().count() != self.waiting.len() {
+        if counted != listed {
             return Err(format!("invariant 13: clients have (running, waiting) {counted:?}, {listed:?} are listed"));
         }
         let is_known = |seq: &super::Sequence| self.waiting.client(seq.client()).is_some();
-        match self.running().chain(self.waiting()).find(|seq| !is_known(seq)) {
+        match self.live().find(|seq| !is_known(seq)) {
             Some(seq) => Err(format!("invariant 13: the client of request {} has no account", seq.id)),
             None => Ok(()),
         }
