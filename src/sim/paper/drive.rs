@@ -1,12 +1,10 @@
 //! The real scheduler and cache without an executor: each row that asks for a token gets a made-up one.
 
-use super::lengths::Lengths;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{SamplingParams, StopRules};
 use crate::scheduler::{
-    CheckLevel, Committed, NewFork, NewSequence, PlanInputs, QueuePlace, QueuePolicy, Scheduler, SchedulerConfig,
-    StepPlan, VictimPolicy,
+    CheckLevel, Committed, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
 };
 
 /// What a figure varies; everything else is as the engine has it.
@@ -61,7 +59,19 @@ impl Drive {
     pub fn submit(&mut self, prompt: Vec<TokenId>, output: u32) -> RequestId {
         self.last_id += 1;
         let id = RequestId(self.last_id);
-        self.scheduler.add(new_sequence(id, prompt, output)).expect("every request fits alone");
+        let new = NewSequence {
+            id,
+            prompt,
+            sampling: SamplingParams::greedy(),
+            seed: 0,
+            stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(output) },
+            eos_ids: Vec::new(),
+            priority: 0,
+            cache_salt: 0,
+            adapter: 0,
+            client: 0,
+        };
+        self.scheduler.add(new).expect("every request fits alone");
         id
     }
 
@@ -69,17 +79,6 @@ impl Drive {
     pub fn submit_alone(&mut self, prompt: u32, output: u32) -> RequestId {
         let owner = self.last_id + 1;
         self.submit((0..prompt).map(|position| made_up(owner, position)).collect(), output)
-    }
-
-    /// One more output of a live request, from the end of its prompt on.
-    pub fn fork(&mut self, parent: RequestId, lengths: Lengths) {
-        if self.scheduler.get(parent).is_none() {
-            return;
-        }
-        self.last_id += 1;
-        let sequence = new_sequence(RequestId(self.last_id), Vec::new(), lengths.output);
-        let fork = NewFork { keep_tokens: lengths.prompt, sequence, place: QueuePlace::WithParent };
-        self.scheduler.fork(parent, fork).expect("every output fits alone");
     }
 
     pub fn has_work(&self) -> bool {
@@ -102,21 +101,6 @@ impl Drive {
         self.scheduler.take_ended();
         self.scheduler.drain_block_events();
         Taken { plan, committed }
-    }
-}
-
-fn new_sequence(id: RequestId, prompt: Vec<TokenId>, output: u32) -> NewSequence {
-    NewSequence {
-        id,
-        prompt,
-        sampling: SamplingParams::greedy(),
-        seed: 0,
-        stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(output) },
-        eos_ids: Vec::new(),
-        priority: 0,
-        cache_salt: 0,
-        adapter: 0,
-        client: 0,
     }
 }
 

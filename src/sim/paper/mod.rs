@@ -14,7 +14,6 @@ pub mod latency;
 pub mod lengths;
 pub mod memory;
 pub mod reservation;
-pub mod sharing;
 
 use super::rng::Rng;
 use batching::BatchingSteps;
@@ -23,7 +22,6 @@ use lengths::{ALPACA, SHAREGPT, Workload};
 use memory::{PagedUse, Tax};
 use reservation::{MemoryUse, Reservation};
 use serde::Serialize;
-use sharing::{Saving, WIDTHS};
 
 /// Slots of the KV memory.
 pub const NUM_SLOTS: u32 = 15_700;
@@ -61,10 +59,6 @@ pub struct PaperReport {
     pub num_requests: u32,
     pub useful_sharegpt: UsefulKv,
     pub useful_alpaca: UsefulKv,
-    pub parallel_sharegpt: Vec<Saving>,
-    pub parallel_alpaca: Vec<Saving>,
-    pub beam_sharegpt: Vec<Saving>,
-    pub beam_alpaca: Vec<Saving>,
     pub uniform: BatchingSteps,
     pub exponential: BatchingSteps,
     pub fixed: BatchingSteps,
@@ -89,23 +83,11 @@ pub fn run(seed: u64, num_requests: u32) -> PaperReport {
     let tax = |workload: Workload| {
         memory::tax(BLOCK_SIZE, &workload.draw_many(num_requests as usize, &mut Rng::new(seed + 1)))
     };
-    let parallel = |workload: Workload| {
-        let saving = |width| sharing::parallel(workload, width, num_requests / 4, &mut Rng::new(seed + 4));
-        WIDTHS.map(saving).to_vec()
-    };
-    let beams = |workload: Workload| {
-        let saving = |width| sharing::beams(workload, width, num_requests / 20, &mut Rng::new(seed + 5));
-        WIDTHS.map(saving).to_vec()
-    };
     PaperReport {
         seed,
         num_requests,
         useful_sharegpt: useful(SHAREGPT),
         useful_alpaca: useful(ALPACA),
-        parallel_sharegpt: parallel(SHAREGPT),
-        parallel_alpaca: parallel(ALPACA),
-        beam_sharegpt: beams(SHAREGPT),
-        beam_alpaca: beams(ALPACA),
         uniform: batching::uniform(&mut Rng::new(seed + 2)),
         exponential: batching::exponential(&mut Rng::new(seed + 3)),
         fixed: batching::fixed(),
