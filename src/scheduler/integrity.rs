@@ -70,7 +70,9 @@ impl Scheduler {
         }
         let size = self.kv.block_size();
         let written = row.write_from / size..self.kv.blocks_for(row.to());
-        let mut blocks = seq.table.ids().iter().take(written.end as usize).skip(written.start as usize);
+        let num_groups = seq.table.num_groups();
+        let (first, end) = (written.start * num_groups, written.end * num_groups);
+        let mut blocks = seq.table.ids().iter().take(end as usize).skip(first as usize);
         match blocks.find(|&&block| row.write_from < row.to() && !self.kv.is_writable(block)) {
             Some(block) => Err(format!("invariant 9: request {} writes block {block}, which others see", row.request)),
             None => Ok(()),
