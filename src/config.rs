@@ -3,7 +3,7 @@
 //! Precedence: flags, then `KVASIR_*` variables (both arrive in [`EngineArgs`]), then `config.toml`, then the defaults
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
-use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
+use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, PreemptionMode};
 use crate::telemetry::VictimPolicy;
 use etcetera::BaseStrategy;
 use serde::Deserialize;
@@ -11,6 +11,10 @@ use std::path::{Path, PathBuf};
 
 /// Largest context that a flag may ask for.
 const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
+
+/// Host memory for KV blocks that leave the pool: room for several long chats, taken only as it is filled.
+const DEFAULT_SWAP_SPACE_GIB: f64 = 1.0;
+const MAX_SWAP_SPACE_GIB: f64 = 1024.0;
 
 /// A setting that cannot be used. The message names where it stands and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +120,8 @@ pub struct EngineSection {
     pub num_gpu_blocks_override: Option<HumanInt>,
     pub prefix_caching: Option<bool>,
     pub victim_policy: Option<String>,
+    pub preemption_mode: Option<String>,
+    pub swap_space: Option<f64>,
     pub max_queue: Option<HumanInt>,
 }
 
@@ -136,6 +142,8 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "num_gpu_blocks_override",
             "prefix_caching",
             "victim_policy",
+            "preemption_mode",
+            "swap_space",
             "max_queue",
         ],
     ),
@@ -286,6 +294,12 @@ pub struct EngineArgs {
     /// Who gives way when KV blocks are short: last-in, least-computed or priority
     #[arg(long, value_name = "NAME", env = "KVASIR_VICTIM_POLICY", hide_env_values = true)]
     pub victim_policy: Option<String>,
+    /// How preempted requests get their KV back: auto, recompute or swap
+    #[arg(long, value_name = "MODE", env = "KVASIR_PREEMPTION_MODE", hide_env_values = true)]
+    pub preemption_mode: Option<String>,
+    /// Host memory for KV blocks that leave the pool, in GiB; 0 turns it off
+    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true)]
+    pub swap_space: Option<f64>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
@@ -336,7 +350,15 @@ impl EngineArgs {
         } else {
             self.enable_prefix_caching || file.prefix_caching.unwrap_or(true)
         };
+        let swap_space = self.swap_space.or(file.swap_space).unwrap_or(DEFAULT_SWAP_SPACE_GIB);
+        if !(0.0..=MAX_SWAP_SPACE_GIB).contains(&swap_space) {
+            return Err(ConfigError::Invalid {
+                name: "swap_space",
+                message: format!("must be between 0 and {MAX_SWAP_SPACE_GIB} GiB, not {swap_space}"),
+            });
+        }
         Ok(EngineOptions {
+            swap_space_bytes: (swap_space * (1u64 << 30) as f64) as u64,
             backend,
             adapter: self.adapter.clone().or(file.adapter.clone()).filter(|a| !a.is_empty()),
             max_model_len: int("max_model_len", self.max_model_len, file.max_model_len, (2, MAX_MODEL_LEN_LIMIT))?,
@@ -358,6 +380,12 @@ impl EngineArgs {
             )?,
             prefix_caching,
             adaptive_budget: true,
+            preemption: word_of(
+                "preemption_mode",
+                &PREEMPTION_MODES,
+                self.preemption_mode.as_deref(),
+                &file.preemption_mode,
+            )?,
             victim_policy: word_of(
                 "victim_policy",
                 &VICTIM_POLICIES,
@@ -374,6 +402,9 @@ impl EngineArgs {
         })
     }
 }
+
+const PREEMPTION_MODES: [(&str, PreemptionMode); 3] =
+    [("auto", PreemptionMode::Auto), ("recompute", PreemptionMode::Recompute), ("swap", PreemptionMode::Swap)];
 
 const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
     ("last-in", VictimPolicy::LastIn),
@@ -453,6 +484,9 @@ mod tests {
         let args = EngineArgs { victim_policy: Some("first".into()), ..EngineArgs::default() };
         let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert_eq!(error, "victim_policy must be one of last-in, least-computed, priority, not `first`");
+        let args = EngineArgs { swap_space: Some(-1.0), ..EngineArgs::default() };
+        let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
+        assert!(error.starts_with("swap_space must be between 0"), "{error}");
         let args = EngineArgs { backend: Some("cuda".into()), ..EngineArgs::default() };
         assert!(
             args.resolve(&EngineSection::default(), Path::new("cache"), None)

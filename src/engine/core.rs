@@ -10,6 +10,7 @@ use super::loader::{LoadFailure, Loaded, Rebuild};
 use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
 use super::output::TextOutput;
+use super::preempt_meter::PreemptMeter;
 use super::record;
 use super::run_state::{LiveRun, StepTime};
 use crate::batch::StepBatch;
@@ -55,6 +56,7 @@ pub struct EngineCore {
     batch: StepBatch,
     runs: HashMap<RequestId, LiveRun>,
     budget: AdaptiveBudget,
+    meter: PreemptMeter,
     step: u64,
     num_failed_steps: u32,
     /// Token budget after a step ran out of memory.
@@ -84,6 +86,7 @@ impl EngineCore {
             watermark_blocks: executor.num_blocks() / 100,
             max_preemptions: MAX_PREEMPTIONS,
             victim: record::victim_policy(options.victim_policy),
+            preemption: options.preemption,
             check: match options.check {
                 CheckLevel::WhenIdle => scheduler::CheckLevel::Cheap,
                 CheckLevel::EveryStep => scheduler::CheckLevel::Full,
@@ -91,6 +94,7 @@ impl EngineCore {
         };
         EngineCore {
             scheduler: Scheduler::new(config, new_cache(&*executor, &options)),
+            meter: PreemptMeter::new(executor.kv_bytes_per_block()),
             // Numbers go on over loads: readers of the ring rely on ascending steps.
             step: shared.telemetry.snapshot().step,
             shared,
@@ -175,6 +179,8 @@ impl EngineCore {
             gpu_us: output.gpu_us,
             budget: plan.budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
+            recompute_token_ns: inputs.costs.recompute_token_ns,
+            swap_block_ns: inputs.costs.swap_block_ns,
             rows: record::rows(&plan),
             admitted: plan.admitted.iter().map(|a| a.request).collect(),
             preempted: plan.preempted.iter().map(record::preemption).collect(),
@@ -185,6 +191,7 @@ impl EngineCore {
         };
         self.tell_plan(&plan, record.t0_us);
         self.tell_tokens(&committed, output.logprobs, &mut record);
+        self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
         self.count(output.stats, output.gpu_us);
         self.finish_record(record, start, after_gpu);
         StepOutcome::Done
@@ -196,7 +203,8 @@ impl EngineCore {
         let num_decode = self.scheduler.num_decoding() as u32;
         let max_prefill_tokens =
             if self.options.adaptive_budget { self.budget.prefill_tokens(num_decode, max_tokens) } else { max_tokens };
-        PlanInputs { step: self.step, max_tokens, max_prefill_tokens }
+        let costs = self.meter.costs(self.budget.prefill_token_us());
+        PlanInputs { step: self.step, max_tokens, max_prefill_tokens, costs }
     }
 
     /// Launches and waits. A step without rows is not launched.
@@ -425,11 +433,14 @@ impl EngineCore {
             kv: record::totals(self.scheduler.kv()),
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
+            host: record::host(self.scheduler.kv()),
             watermark_blocks: config.watermark_blocks,
             requests: self.request_infos(),
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,
+            victim_policy: self.options.victim_policy,
             preemptions_total: totals.preemptions,
+            swaps_total: totals.swaps,
             recomputed_tokens_total: totals.recomputed_tokens,
             computed_tokens_total: totals.computed_tokens,
             ..EngineSnapshot::default()
@@ -446,7 +457,9 @@ impl EngineCore {
         for (i, seq) in self.scheduler.waiting().enumerate() {
             let told = self.reasons.iter().find(|(id, _)| *id == seq.id()).map(|(_, reason)| *reason);
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
-            infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, Some(reason))));
+            let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
+            let info = self.runs.get(&seq.id()).map(|run| run.info(seq, Some(reason)));
+            infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
         }
         infos.extend(self.finished.iter().cloned());
         infos
@@ -510,6 +523,7 @@ fn new_cache(executor: &dyn Executor, options: &EngineOptions) -> KvCache {
         block_size: executor.block_size(),
         enable_prefix_cache: options.prefix_caching,
     })
+    .with_host_pool(executor.num_host_blocks(), false)
 }
 
 fn micros(duration: Duration) -> u32 {

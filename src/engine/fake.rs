@@ -41,6 +41,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         prefix_caching: true,
         adaptive_budget: false,
         victim_policy: VictimPolicy::LastIn,
+        preemption: fake.preemption,
+        swap_space_bytes: u64::from(fake.num_host_blocks * fake.block_size) * KV_BYTES_PER_TOKEN,
         precise: false,
         floor: false,
         checked_shaders: false,
@@ -56,8 +58,11 @@ pub(super) fn loader(fake: FakeOptions) -> Loader {
     // Shared, so that a rebuilt executor goes on with the faults that are left.
     let faults = Arc::new(Mutex::new(VecDeque::from(fake.faults.clone())));
     Box::new(move |request, _| {
-        let (config, faults) = (config(&fake), faults.clone());
-        let build = move || FakeExecutor { inner: PagedFake::new(config), faults: faults.clone() };
+        let (config, num_host_blocks, faults) = (config(&fake), fake.num_host_blocks, faults.clone());
+        let build = move || FakeExecutor {
+            inner: PagedFake::new(config).with_host_blocks(num_host_blocks),
+            faults: faults.clone(),
+        };
         Ok(Loaded {
             model: Arc::new(model(&fake)?),
             executor: Box::new(build()),

@@ -186,12 +186,13 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         max_model_len: plan.max_model_len,
         precise: request.options.precise,
     };
-    let executor = build(gpu, &model, config, on_progress)?;
+    let num_host_blocks = plan.num_host_blocks;
+    let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
     let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
     let options = request.options.clone();
     let rebuild: Rebuild = Box::new(move |on_progress| {
         let gpu = Gpu::open(&gpu_request(&options))?;
-        build(gpu, &model, config, on_progress)
+        build(gpu, &model, (config, num_host_blocks), on_progress)
     });
     Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild })
 }
@@ -199,13 +200,13 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
 fn build(
     gpu: Gpu,
     model: &Model,
-    config: ExecutorConfig,
+    (config, num_host_blocks): (ExecutorConfig, u32),
     on_progress: OnProgress<'_>,
 ) -> Result<Box<dyn Executor>, LoadFailure> {
     let executor = WgpuExecutor::new(gpu, model, config, &mut |progress| {
         on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
     })?;
-    Ok(Box::new(executor))
+    Ok(Box::new(executor.with_host_blocks(num_host_blocks)))
 }
 
 /// Reports a phase of unknown length.

@@ -5,7 +5,7 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`stop_strings`], [`budget`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod budget;
 pub mod core;
@@ -17,6 +17,7 @@ pub mod mailbox;
 pub mod memory_plan;
 pub mod options;
 pub mod output;
+pub mod preempt_meter;
 pub mod record;
 pub mod run_state;
 pub mod stop_strings;

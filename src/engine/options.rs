@@ -1,6 +1,8 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
 use crate::telemetry::VictimPolicy;
+
+pub use crate::scheduler::PreemptionMode;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,6 +64,10 @@ pub struct EngineOptions {
     pub adaptive_budget: bool,
     /// Who gives way when blocks are short.
     pub victim_policy: VictimPolicy,
+    /// How preempted requests get their K and V back.
+    pub preemption: PreemptionMode,
+    /// Host memory for blocks of preempted requests and for prefixes that left the pool; 0 turns both off.
+    pub swap_space_bytes: u64,
     /// f32 activations and KV, no integer dot products: the reference mode.
     pub precise: bool,
     /// Use no optional feature of the adapter.
@@ -105,6 +111,9 @@ pub struct FakeOptions {
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
     pub max_queue: u32,
+    /// Places for blocks in host memory.
+    pub num_host_blocks: u32,
+    pub preemption: PreemptionMode,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
 }
@@ -120,6 +129,8 @@ impl FakeOptions {
             max_num_batched_tokens: 64,
             max_model_len: 1024,
             max_queue: 64,
+            num_host_blocks: 0,
+            preemption: PreemptionMode::Auto,
             faults: Vec::new(),
         }
     }

@@ -3,7 +3,8 @@
 use crate::kv::{self, BlockEvent, KvCache};
 use crate::scheduler::{self, StepPlan};
 use crate::telemetry::{
-    BlockDelta, BlockInfo, BlockState, KvTotals, PreemptMode, Preemption, RowKind, SeqStep, VictimPolicy, WaitReason,
+    BlockDelta, BlockInfo, BlockState, HostBlock, KvTotals, PreemptMode, Preemption, RowKind, SeqStep, VictimPolicy,
+    WaitReason,
 };
 
 pub fn delta(event: BlockEvent) -> BlockDelta {
@@ -16,6 +17,9 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::Evict { block } => BlockDelta::Evict { block },
         BlockEvent::Free { block } => BlockDelta::Free { block },
         BlockEvent::Publish { block, hash } => BlockDelta::Publish { block, hash },
+        BlockEvent::SwapOut { block, host, request } => BlockDelta::SwapOut { block, host: host.0, request },
+        BlockEvent::SwapIn { host, block, request } => BlockDelta::SwapIn { host: host.0, block, request },
+        BlockEvent::HostFree { host } => BlockDelta::HostFree { host: host.0 },
     }
 }
 
@@ -30,6 +34,7 @@ pub fn loss_of<'a>(kv: &KvCache, tables: impl Iterator<Item = &'a kv::BlockTable
             deltas.push(BlockDelta::Free { block: crate::ids::BlockId(id as u32) });
         }
     }
+    deltas.extend(kv.host_views().map(|view| BlockDelta::HostFree { host: view.host.0 }));
     deltas
 }
 
@@ -45,8 +50,26 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         evicted_this_step: counts.evicted_this_step,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
+        host_hit_tokens: counts.host_hit_tokens,
+        disk_hit_tokens: counts.disk_hit_tokens,
+        host_total: counts.host.total,
+        host_swapped: counts.host.swapped,
+        host_cached: counts.host.cached,
         ..KvTotals::default()
     }
+}
+
+/// Taken places of host memory.
+pub fn host(kv: &KvCache) -> Vec<HostBlock> {
+    let block = |view: kv::HostView| HostBlock {
+        host: view.host.0,
+        request: match view.state {
+            kv::HostState::Held(owner) | kv::HostState::Writing(Some(owner)) => Some(owner),
+            kv::HostState::Free | kv::HostState::Cached | kv::HostState::Writing(None) => None,
+        },
+        hash: view.hash,
+    };
+    kv.host_views().map(block).collect()
 }
 
 pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
@@ -89,7 +112,10 @@ pub fn preemption(p: &scheduler::Preemption) -> Preemption {
         beneficiary: p.beneficiary,
         freed_blocks: p.freed_blocks,
         lost_tokens: p.lost_tokens,
-        mode: PreemptMode::Recompute,
+        mode: match p.mode {
+            scheduler::PreemptMode::Recompute => PreemptMode::Recompute,
+            scheduler::PreemptMode::Swap => PreemptMode::Swap,
+        },
         policy: match p.policy {
             scheduler::VictimPolicy::LastIn => VictimPolicy::LastIn,
             scheduler::VictimPolicy::LeastComputed => VictimPolicy::LeastComputed,

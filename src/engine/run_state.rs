@@ -123,7 +123,7 @@ impl LiveRun {
             blocks: seq.table().ids().to_vec(),
             parent: None,
             choice: 0,
-            priority: 0,
+            priority: seq.priority(),
             swapped_blocks: 0,
             preemptions: seq.preemptions(),
             submitted_us: self.submitted_us,

@@ -1,7 +1,7 @@
 //! The invariants of the cache, as pure checks. Numbers are those of the design's list of invariants.
 
 use super::block_pool::Visibility;
-use super::{BlockState, BlockTable, KvCache};
+use super::{BlockState, BlockTable, KvCache, SwappedTable};
 use crate::ids::{BlockId, TokenId};
 
 /// A live table and what its sequence knows of it.
@@ -13,14 +13,21 @@ pub struct HeldTable<'a> {
     /// Positions whose K and V are valid.
     pub num_computed: u32,
     pub salt: u64,
+    /// What a preempted sequence left to come back to.
+    pub swapped: Option<&'a SwappedTable>,
 }
 
 impl KvCache {
     /// Every invariant over the pool, the prefix cache and all live tables; the text names the one that is broken.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = HeldTable<'a>>) -> Result<(), String> {
         let mut refs = vec![0u32; self.pool.len()];
+        let mut swapped = Vec::new();
         for held in tables {
             self.check_table(&held, &mut refs)?;
+            swapped.extend(held.swapped);
+        }
+        if self.host.is_on() {
+            self.host.check(swapped.into_iter())?;
         }
         self.check_blocks(&refs)?;
         self.check_lists()?;

@@ -26,15 +26,18 @@ mod block_table;
 mod host_pool;
 mod integrity;
 mod prefix_cache;
+mod tiers;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
-pub use host_pool::HostTransfer;
+pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
-pub use prefix_cache::PrefixChain;
+pub use prefix_cache::{ContentId, PrefixChain};
+pub use tiers::{CachedContent, HostView};
 
-use crate::ids::{BlockId, RequestId, TokenId};
+use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
 use block_pool::{BlockPool, Unheld, Visibility};
+use host_pool::HostPool;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -68,6 +71,12 @@ pub enum BlockEvent {
     /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// Its content goes to host memory: that of a preempted request, or (`None`) that of a cached block.
+    SwapOut { block: BlockId, host: HostSlot, request: Option<RequestId> },
+    /// Content comes back from host memory into a block just handed out. The place stays taken until a `HostFree`.
+    SwapIn { host: HostSlot, block: BlockId, request: RequestId },
+    /// A place of host memory is given back.
+    HostFree { host: HostSlot },
 }
 
 /// Counts over the pool.
@@ -88,6 +97,10 @@ pub struct KvCounts {
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in host memory, and there because they were read from disk.
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
+    pub host: HostCounts,
 }
 
 /// One block as it is now.
@@ -108,6 +121,15 @@ pub struct PrefixHit {
     pub num_blocks: u32,
     /// How many of them are cached-idle: they stop being available once attached.
     pub num_idle: u32,
+    /// Blocks found after those in host memory: each takes a block of the pool.
+    pub num_host: u32,
+}
+
+impl PrefixHit {
+    /// Blocks found in all.
+    pub fn num_found(&self) -> u32 {
+        self.num_blocks + self.num_host
+    }
 }
 
 /// The pool has too few blocks; nothing was taken.
@@ -129,6 +151,12 @@ pub struct KvCache {
     /// Length of `events` when the open step began.
     events_before_step: usize,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
+    host: HostPool,
+    host_hit: Vec<HostSlot>,     // scratch of `lookup`, used by `restore`
+    swap_out: Vec<HostTransfer>, // of the open step
+    swap_in: Vec<HostTransfer>,  // of the open step
+    /// Contents that left host memory since they were asked for last, where the caller wants to know.
+    spilled: Option<Vec<CachedContent>>,
 }
 
 impl KvCache {
@@ -148,6 +176,11 @@ impl KvCache {
             events: Vec::new(),
             events_before_step: 0,
             hit: Vec::new(),
+            host: HostPool::default(),
+            host_hit: Vec::new(),
+            swap_out: Vec::new(),
+            swap_in: Vec::new(),
+            spilled: None,
         }
     }
 
@@ -176,18 +209,30 @@ impl KvCache {
 
     /// The chain of a new sequence: prefixes are shared only between equal salts.
     pub fn new_chain(&self, salt: u64) -> PrefixChain {
-        PrefixChain::new(salt, self.config.block_size, self.hash_mask)
+        let chain = PrefixChain::new(salt, self.config.block_size, self.hash_mask);
+        if self.host.is_on() { chain.with_ids() } else { chain }
     }
 
     /// Opens the transaction of a step. Steps ascend.
     pub fn begin(&mut self, step: u64) {
         self.pool.begin(step);
+        self.host.begin();
+        self.swap_out.clear();
+        self.swap_in.clear();
         self.events_before_step = self.events.len();
     }
 
     /// The step ran: what was reserved is active.
     pub fn commit(&mut self) {
         self.pool.commit();
+        self.commit_host();
+    }
+
+    /// The step failed on its way: what was reserved is active, what was to come from or go to host memory is not there.
+    pub fn abandon(&mut self) {
+        self.pool.commit();
+        let events = &mut self.events;
+        self.host.abandon(|host| events.push(BlockEvent::HostFree { host }));
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -195,6 +240,7 @@ impl KvCache {
     pub fn undo(&mut self) {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
+        self.host.undo();
         self.events.truncate(self.events_before_step);
     }
 
@@ -211,7 +257,8 @@ impl KvCache {
         }
         let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
         let num_idle = self.hit.iter().filter(is_idle).count() as u32;
-        PrefixHit { num_blocks: self.hit.len() as u32, num_idle }
+        self.lookup_host(chain, tokens, max_blocks);
+        PrefixHit { num_blocks: self.hit.len() as u32, num_idle, num_host: self.host_hit.len() as u32 }
     }
 
     /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
@@ -239,6 +286,7 @@ impl KvCache {
         for _ in 0..needed {
             let (block, state) = self.pool.next_victim().expect("counted above");
             if state == BlockState::CachedIdle {
+                self.demote(block);
                 self.prefix.forget(block);
                 self.events.push(BlockEvent::Evict { block });
             }
@@ -316,6 +364,7 @@ impl KvCache {
     pub fn taint(&mut self, table: &BlockTable) {
         for &block in table.ids() {
             if self.pool.block(block).visibility == Visibility::Published {
+                self.forget_host(block);
                 self.prefix.forget(block);
             }
             self.pool.set_visibility(block, Visibility::Tainted);
@@ -335,6 +384,9 @@ impl KvCache {
             evicted_this_step: header.evicted_this_step,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
+            host_hit_tokens: header.host_hit_tokens,
+            disk_hit_tokens: header.disk_hit_tokens,
+            host: self.host.counts(),
         }
     }
 

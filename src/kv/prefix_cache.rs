@@ -5,12 +5,34 @@
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
 //! It does not attempt partial blocks.
 
+use super::host_pool::ContentKey;
 use crate::ids::{BlockId, TokenId};
 use rustc_hash::FxHashMap;
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The number that stands for "no parent": the block holds the first tokens.
 const ROOT: u64 = 0;
+
+/// What a full block holds, told apart from everything else that a block may ever hold: SHA-256 over the parent's
+/// identity and the tokens; the first block's parent is the hash of the salt. The name under which content leaves the
+/// pool, where no publication numbers exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContentId(pub [u8; 32]);
+
+impl ContentId {
+    /// The parent of the blocks that hold first tokens under this salt.
+    pub fn root(salt: u64) -> ContentId {
+        ContentId(Sha256::digest(salt.to_le_bytes()).into())
+    }
+
+    /// The block of these tokens after `self`.
+    pub fn child(&self, tokens: &[TokenId]) -> ContentId {
+        let mut hash = Sha256::new_with_prefix(self.0);
+        tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        ContentId(hash.finalize().into())
+    }
+}
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the salt's hash. Grows with the sequence's tokens and survives preemption.
@@ -20,6 +42,8 @@ pub struct PrefixChain {
     hash_mask: u64,
     block_size: u32,
     links: Vec<Link>, // [number of full blocks named so far]
+    /// Identities of the same blocks, where content can leave the pool.
+    ids: Option<Vec<ContentId>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +55,21 @@ struct Link {
 
 impl PrefixChain {
     pub(super) fn new(salt: u64, block_size: u32, hash_mask: u64) -> Self {
-        PrefixChain { salt, hash_mask, block_size, links: Vec::new() }
+        PrefixChain { salt, hash_mask, block_size, links: Vec::new(), ids: None }
+    }
+
+    pub(super) fn with_ids(self) -> Self {
+        PrefixChain { ids: Some(Vec::new()), ..self }
+    }
+
+    /// Identity of block `i` and of its parent, where identities are kept.
+    pub(super) fn id(&self, i: usize) -> Option<(ContentId, ContentId)> {
+        let ids = self.ids.as_ref()?;
+        Some((*ids.get(i)?, if i == 0 { ContentId::root(self.salt) } else { ids[i - 1] }))
+    }
+
+    pub(super) fn salt(&self) -> u64 {
+        self.salt
     }
 
     /// Names the blocks that `tokens` (all of the sequence's, from the first) fill.
@@ -41,6 +79,10 @@ impl PrefixChain {
             let i = self.links.len();
             let hash = hash_block(self.parent_hash(i), &tokens[i * size..(i + 1) * size], self.hash_mask);
             self.links.push(Link { hash, publication: ROOT });
+            if let Some(ids) = &mut self.ids {
+                let parent = ids.last().copied().unwrap_or_else(|| ContentId::root(self.salt));
+                ids.push(parent.child(&tokens[i * size..(i + 1) * size]));
+            }
         }
     }
 
@@ -84,6 +126,8 @@ struct Publication {
     hash: u64,
     parent_hash: u64,
     salt: u64,
+    /// Of the content and of its parent's, where identities are kept.
+    id: Option<(ContentId, ContentId)>,
 }
 
 #[derive(Debug)]
@@ -146,8 +190,14 @@ impl PrefixCache {
         self.last_number += 1;
         chain.links[i].publication = self.last_number;
         let parent_hash = chain.parent_hash(i);
-        self.publications[block.idx()] =
-            Publication { number: self.last_number, parent_number, hash, parent_hash, salt: chain.salt };
+        self.publications[block.idx()] = Publication {
+            number: self.last_number,
+            parent_number,
+            hash,
+            parent_hash,
+            salt: chain.salt,
+            id: chain.id(i),
+        };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
         let replaced = self.block_of_hash.insert(hash, block).filter(|old| *old != block);
@@ -169,6 +219,13 @@ impl PrefixCache {
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
         self.publications[block.idx()].hash
+    }
+
+    /// What names the content of a published block outside the pool.
+    pub fn key_of(&self, block: BlockId) -> Option<ContentKey> {
+        let publication = &self.publications[block.idx()];
+        let (id, parent) = publication.id?;
+        Some(ContentKey { id, parent, salt: publication.salt, hash: publication.hash })
     }
 
     pub fn salt_of(&self, block: BlockId) -> u64 {
@@ -234,6 +291,21 @@ mod tests {
         let mut hit = Vec::new();
         cache.lookup(&chain, tokens, usize::MAX, &mut hit);
         hit.iter().map(|b| b.0).collect()
+    }
+
+    #[test]
+    fn identities_depend_on_salt_and_on_every_token_before() {
+        let ids = |salt, tokens: &[TokenId]| {
+            let mut chain = PrefixChain::new(salt, 2, 0).with_ids();
+            chain.extend(tokens);
+            chain.ids.expect("kept")
+        };
+        let all = [ids(0, &[1, 2, 3, 4]), ids(1, &[1, 2, 3, 4]), ids(0, &[1, 9, 3, 4])];
+        let mut names: Vec<ContentId> = all.concat();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 6);
+        assert_eq!(ids(0, &[1, 2, 3, 4, 5])[..2], all[0][..]);
     }
 
     #[test]

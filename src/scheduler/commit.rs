@@ -39,7 +39,7 @@ impl Scheduler {
         assert_eq!(not_finite.len(), sampled.len(), "one flag per sampled token");
         self.kv.commit();
         self.undo.clear();
-        self.totals.preemptions += plan.preempted.len() as u64;
+        self.count_preemptions(plan);
         let mut committed = Committed { step: plan.step, rows: Vec::with_capacity(plan.rows.len()) };
         let mut num_logits = 0;
         for row in &plan.rows {
@@ -71,9 +71,9 @@ impl Scheduler {
     /// positions are planned again.
     pub fn abandon(&mut self, plan: &StepPlan) {
         self.close(plan);
-        self.kv.commit();
-        self.undo.clear();
-        self.totals.preemptions += plan.preempted.len() as u64;
+        self.kv.abandon();
+        self.abandon_transfers();
+        self.count_preemptions(plan);
         self.end_deferred();
         self.verify();
     }
@@ -104,6 +104,7 @@ impl Scheduler {
         seq.num_computed = to;
         seq.computed_peak = seq.computed_peak.max(to);
         self.kv.fill(&seq.table, row.from, to);
+        let restored_from = seq.restored_from.take();
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
             self.end(row.seq, Err(RunError::NotFinite { position: to }));
@@ -112,7 +113,10 @@ impl Scheduler {
         if seq.is_ending {
             return result;
         }
-        self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
+        // What came back from host memory is published with what was computed.
+        let first_new = restored_from.map_or(row.from, |first| first * self.kv.block_size());
+        self.totals.restored_tokens += u64::from(row.from - first_new);
+        self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, first_new, to);
         if let Some((token, _)) = sampled {
             result.token = Some(token);
             result.finish = seq.append(token);
@@ -129,12 +133,13 @@ impl Scheduler {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.kv.rewind(&mut seq.table, mark);
             }
-            Undo::Admit { seq: idx, cached_tokens } => {
+            Undo::Admit { seq: idx, cached_tokens, swapped } => {
                 assert_eq!(self.running.pop(), Some(idx), "admissions are undone last to first");
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.free_slots.push(seq.slot.expect("an admitted sequence has a slot"));
                 seq.table = BlockTable::new(seq.id);
                 seq.cached_tokens = cached_tokens;
+                (seq.swapped, seq.restored_from) = (swapped, None);
                 seq.reset_progress();
                 self.waiting.push_front(idx);
             }
@@ -144,6 +149,7 @@ impl Scheduler {
                 let table = self.kv.resume(table);
                 let seq = self.seq_mut(idx);
                 seq.table = table;
+                seq.swapped = None;
                 seq.num_computed = num_computed;
                 seq.preemptions -= 1;
                 seq.slot = Some(slot);

@@ -12,6 +12,7 @@ impl Scheduler {
             tokens: &seq.tokens,
             num_computed: seq.num_computed,
             salt: seq.cache_salt,
+            swapped: seq.swapped.as_ref(),
         });
         self.kv.check_integrity(held)?;
         self.check_partition()?;
@@ -36,6 +37,9 @@ impl Scheduler {
         }
         if plan.rows.is_empty() && plan.budget > 0 && self.has_work() {
             return Err(format!("invariant 14: step {} has work and budget, but no row", plan.step));
+        }
+        if plan.rows.is_empty() && !(plan.swap_out.is_empty() && plan.swap_in.is_empty()) {
+            return Err(format!("step {} moves content for nobody", plan.step));
         }
         if !plan.preempted.is_empty() && !plan.admitted.is_empty() {
             return Err(format!("step {} admits beside a preemption", plan.step));
@@ -128,6 +132,9 @@ impl Scheduler {
         if seq.status == SeqStatus::Waiting && !is_idle || seq.status == SeqStatus::Running && seq.slot.is_none() {
             return Err(format!("request {id} is {:?}, but its slot and blocks say otherwise", seq.status));
         }
+        if seq.swapped.is_some() && seq.status == SeqStatus::Running {
+            return Err(format!("request {id} runs, and has blocks in host memory to come back to"));
+        }
         if seq.preemptions > self.config.max_preemptions {
             let times = seq.preemptions;
             return Err(format!(
@@ -148,6 +155,8 @@ pub struct StateView {
     pub blocks: Vec<crate::kv::BlockView>,
     pub free_order: Vec<u32>,
     pub eviction_order: Vec<u32>,
+    /// Taken places of host memory.
+    pub host: Vec<crate::kv::HostView>,
     pub counts: crate::kv::KvCounts,
     pub totals: super::Totals,
     pub places: Vec<SeqIdx>,
@@ -165,6 +174,8 @@ pub struct SequenceView {
     pub slots: u32,
     pub blocks: Vec<u32>,
     pub preemptions: u32,
+    /// Positions that wait in host memory.
+    pub swapped: Option<u32>,
     pub cached_tokens: Option<u32>,
 }
 
@@ -181,6 +192,7 @@ impl Scheduler {
             slots: seq.table.slots(),
             blocks: seq.table.ids().iter().map(|id| id.0).collect(),
             preemptions: seq.preemptions,
+            swapped: seq.swapped.as_ref().map(|swapped| swapped.num_computed()),
             cached_tokens: seq.cached_tokens,
         };
         StateView {
@@ -189,6 +201,7 @@ impl Scheduler {
             blocks: self.kv.blocks().collect(),
             free_order: self.kv.free_order().map(|id| id.0).collect(),
             eviction_order: self.kv.eviction_order().map(|id| id.0).collect(),
+            host: self.kv.host_views().collect(),
             counts: self.kv.counts(),
             totals: self.totals,
             places: self.running.iter().chain(&self.waiting).copied().collect(),

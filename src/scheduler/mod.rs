@@ -14,12 +14,14 @@ mod integrity;
 mod plan;
 mod planner;
 mod policy;
+mod preemption;
 mod sequence;
 
 pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
-pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
+pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
+pub use preemption::{PreemptCosts, PreemptionMode};
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
@@ -52,6 +54,7 @@ pub struct SchedulerConfig {
     /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
     pub max_preemptions: u32,
     pub victim: VictimPolicy,
+    pub preemption: PreemptionMode,
     pub check: CheckLevel,
 }
 
@@ -79,6 +82,10 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Of the preemptions: those that saved their blocks to host memory.
+    pub swaps: u64,
+    /// Positions that came back from host memory instead of being computed.
+    pub restored_tokens: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.
@@ -202,6 +209,7 @@ impl Scheduler {
         for (id, idx) in live {
             let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
             seq.reset_progress();
+            (seq.swapped, seq.restored_from) = (None, None);
             seq.table = BlockTable::new(id);
             seq.chain = self.kv.new_chain(seq.cache_salt);
             seq.chain.extend(&seq.tokens);
@@ -306,6 +314,9 @@ impl Scheduler {
         self.vacant.push(idx);
         self.ended.push(Ended { request: seq.id, outcome, usage: seq.usage() });
         self.kv.free(seq.table);
+        if let Some(swapped) = seq.swapped {
+            self.kv.drop_swapped(swapped);
+        }
     }
 
     /// Ends what was to end after the step that was in flight.

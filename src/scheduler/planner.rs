@@ -1,11 +1,13 @@
 //! Planning a step: serve those who run, then admit.
 
+use super::plan::PreemptMode;
 use super::policy::{self, Room};
+use super::preemption::PreemptCosts;
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
 };
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::{BlockTable, SuspendedTable, TableMark};
+use crate::kv::{BlockTable, SuspendedTable, SwappedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +19,15 @@ pub struct PlanInputs {
     /// While some row needs just one token: tokens that all other rows may compute together. Keeps a long prompt from
     /// delaying those who decode.
     pub max_prefill_tokens: u32,
+    /// What decides between recomputing and swapping.
+    pub costs: PreemptCosts,
 }
 
 /// How to take back one change of the scheduler's state; applied last to first.
 #[derive(Debug)]
 pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
-    Admit { seq: SeqIdx, cached_tokens: Option<u32> },
+    Admit { seq: SeqIdx, cached_tokens: Option<u32>, swapped: Option<SwappedTable> },
     Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, table: SuspendedTable },
 }
 
@@ -33,6 +37,7 @@ struct Draft {
     budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
+    costs: PreemptCosts,
     /// Blocks kept for protected sequences.
     claimed: u32,
 }
@@ -57,6 +62,7 @@ impl Scheduler {
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
+            costs: inputs.costs,
             claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
         };
         self.serve_running(&mut draft, Pass::One);
@@ -73,6 +79,8 @@ impl Scheduler {
             budget,
             "invariant 16: the budget of an unscheduled row is given back"
         );
+        let (swap_out, swap_in) = self.kv.transfers();
+        (draft.plan.swap_out, draft.plan.swap_in) = (swap_out.to_vec(), swap_in.to_vec());
         self.verify_plan(&draft.plan);
         draft.plan
     }
@@ -140,7 +148,8 @@ impl Scheduler {
             draft.prefill_used += num_tokens;
         }
         let cached = joined.map_or(0, |joined| joined.cached_tokens);
-        let is_again = seq.num_computed < seq.computed_peak || joined.is_some_and(|joined| joined.is_resumed);
+        let is_read_again = |joined: Admission| joined.is_resumed && joined.restored_tokens == 0;
+        let is_again = seq.num_computed < seq.computed_peak || joined.is_some_and(is_read_again);
         let kind = match (is_again, seq.num_computed >= seq.num_prompt) {
             (true, _) => RowKind::Recompute { cached },
             (false, true) => RowKind::Decode,
@@ -169,6 +178,7 @@ impl Scheduler {
         }
         let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
         self.running.remove(at);
+        let mode = self.preempt_mode(victim, draft.costs);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
@@ -176,7 +186,14 @@ impl Scheduler {
         let table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
         seq.reset_progress();
         seq.preemptions += 1;
-        let table = self.kv.suspend(table);
+        let table = match mode {
+            PreemptMode::Recompute => self.kv.suspend(table),
+            PreemptMode::Swap => {
+                let (table, swapped) = self.kv.suspend_to_host(table, &seq.chain, &seq.tokens, num_computed);
+                seq.swapped = Some(swapped);
+                table
+            }
+        };
         self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table });
         self.free_slots.push(slot);
         self.waiting.push_front(victim);
@@ -184,7 +201,8 @@ impl Scheduler {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
-            lost_tokens: num_computed,
+            lost_tokens: if mode == PreemptMode::Swap { 0 } else { num_computed },
+            mode,
             policy: self.config.victim,
             scores,
         });
@@ -201,10 +219,10 @@ impl Scheduler {
             // At least one token is computed, to get logits.
             let query_tokens = seq.num_tokens() - 1;
             let hit = self.kv.lookup(&seq.chain, &seq.tokens, query_tokens / self.kv.block_size());
-            if let Some(leader) = self.computes_now(seq, hit.num_blocks, query_tokens, draft) {
+            let cached_tokens = self.kv.restorable(hit.num_found(), seq.swapped.as_ref());
+            if let Some(leader) = self.computes_now(seq, cached_tokens / self.kv.block_size(), query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
             }
-            let cached_tokens = hit.num_blocks * self.kv.block_size();
             let num_tokens = self.chunk(seq.num_tokens() - cached_tokens, draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
@@ -239,15 +257,20 @@ impl Scheduler {
     /// Moves a waiting sequence into the batch with the hit just looked up.
     fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
-        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
+        let swapped = seq.swapped.take();
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, swapped: swapped.clone() });
         self.kv.attach(&mut seq.table, query_tokens);
-        let cached_tokens = seq.table.slots();
+        let found_tokens = seq.table.slots();
+        let (first, cached_tokens) = self.kv.restore(&mut seq.table, swapped);
+        let restored_tokens = cached_tokens - found_tokens;
+        seq.restored_from = (restored_tokens > 0).then_some(first);
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
         seq.num_computed = cached_tokens;
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
-        let joined = Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, is_resumed };
+        let joined =
+            Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, restored_tokens, is_resumed };
         draft.claimed += policy::claimed_blocks(seq, &self.kv, &self.config);
         self.running.push(idx);
         draft.plan.admitted.push(joined);

@@ -1,7 +1,7 @@
 //! One request as the scheduler sees it: tokens, and how many of them have their K and V in the cache.
 
 use crate::ids::{RequestId, SeqSlot, TokenId};
-use crate::kv::{BlockTable, PrefixChain};
+use crate::kv::{BlockTable, PrefixChain, SwappedTable};
 use crate::protocol::{FinishReason, SamplingParams, StopRules, Usage};
 use rustc_hash::FxHashMap;
 
@@ -65,6 +65,10 @@ pub struct Sequence {
     pub(super) table: BlockTable,
     pub(super) chain: PrefixChain,
     pub(super) preemptions: u32,
+    /// What a preemption left in host memory to come back to.
+    pub(super) swapped: Option<SwappedTable>,
+    /// The first block that the step in flight brings back from host memory.
+    pub(super) restored_from: Option<u32>,
     /// Prompt tokens found at the first admission; `None` before it.
     pub(super) cached_tokens: Option<u32>,
     /// Set when the sequence is to end as soon as the step in flight is over.
@@ -100,6 +104,8 @@ impl Sequence {
             table: BlockTable::new(new.id),
             chain,
             preemptions: 0,
+            swapped: None,
+            restored_from: None,
             cached_tokens: None,
             is_ending: false,
         };
@@ -167,6 +173,11 @@ impl Sequence {
 
     pub fn preemptions(&self) -> u32 {
         self.preemptions
+    }
+
+    /// What it left in host memory when it was preempted.
+    pub fn swapped(&self) -> Option<&SwappedTable> {
+        self.swapped.as_ref()
     }
 
     /// Prompt tokens found in the prefix cache at the first admission; `None` before it.

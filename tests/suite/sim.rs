@@ -9,7 +9,8 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, RowKind, Scheduler, SchedulerConfig,
+    StepPlan, VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
@@ -56,6 +57,12 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("abandoned steps", stats.abandoned_steps),
         ("restarts", stats.restarts),
         ("protected requests", stats.protected),
+        ("swaps", stats.swaps),
+        ("restored tokens", stats.restored_tokens),
+        ("demoted blocks", stats.demoted),
+        ("hits in host memory", stats.host_hit_tokens),
+        ("hits on disk", stats.disk_hit_tokens),
+        ("failed transfers", stats.failed_transfers),
     ];
     for (what, count) in counted {
         assert!(count > 0 || worlds < 1_000, "{worlds} worlds had no {what}");
@@ -63,6 +70,8 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
 }
 
 const VOCAB: u32 = 1 << 20;
+/// Copying a block both ways is cheaper than computing two tokens.
+const COSTS: PreemptCosts = PreemptCosts { recompute_token_ns: 1_000, swap_block_ns: 1_500 };
 
 /// Scheduler, fake executor and what each client has received.
 struct Engine {
@@ -84,6 +93,7 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
         watermark_blocks: 0,
         max_preemptions: 1_000,
         victim: VictimPolicy::LastIn,
+        preemption: PreemptionMode::Auto,
         check: CheckLevel::Full,
     }
 }
@@ -133,7 +143,12 @@ impl Engine {
 
     fn plan(&mut self) -> StepPlan {
         self.step += 1;
-        let plan = self.scheduler.plan_step(PlanInputs { step: self.step, max_tokens: 64, max_prefill_tokens: 64 });
+        let plan = self.scheduler.plan_step(PlanInputs {
+            step: self.step,
+            max_tokens: 64,
+            max_prefill_tokens: 64,
+            costs: COSTS,
+        });
         self.batch.build(&plan, &self.scheduler);
         plan
     }
@@ -519,7 +534,7 @@ fn a_long_prompt_leaves_those_who_decode_their_token_in_every_step() {
     let mut num_mixed = 0;
     while engine.scheduler.get(RequestId(1)).is_some() {
         engine.step += 1;
-        let inputs = PlanInputs { step: engine.step, max_tokens: 24, max_prefill_tokens: 10 };
+        let inputs = PlanInputs { step: engine.step, max_tokens: 24, max_prefill_tokens: 10, costs: COSTS };
         let plan = engine.scheduler.plan_step(inputs);
         engine.batch.build(&plan, &engine.scheduler);
         let row = plan.rows.iter().find(|row| row.request == RequestId(1)).expect("it gets its token");
