@@ -14,7 +14,9 @@ const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
 
 /// Host memory for KV blocks that leave the pool: room for several long chats, taken only as it is filled.
 const DEFAULT_SWAP_SPACE_GIB: f64 = 1.0;
-const MAX_SWAP_SPACE_GIB: f64 = 1024.0;
+/// Files of the prefix cache, for one model.
+const DEFAULT_PREFIX_CACHE_GIB: f64 = 8.0;
+const MAX_GIB: f64 = 65_536.0;
 
 /// A setting that cannot be used. The message names where it stands and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,6 +124,8 @@ pub struct EngineSection {
     pub victim_policy: Option<String>,
     pub preemption_mode: Option<String>,
     pub swap_space: Option<f64>,
+    pub prefix_cache_dir: Option<PathBuf>,
+    pub prefix_cache_size: Option<f64>,
     pub max_queue: Option<HumanInt>,
 }
 
@@ -144,6 +148,8 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "victim_policy",
             "preemption_mode",
             "swap_space",
+            "prefix_cache_dir",
+            "prefix_cache_size",
             "max_queue",
         ],
     ),
@@ -300,6 +306,12 @@ pub struct EngineArgs {
     /// Host memory for KV blocks that leave the pool, in GiB; 0 turns it off
     #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true)]
     pub swap_space: Option<f64>,
+    /// Keep prefixes in files under this folder, over restarts
+    #[arg(long, value_name = "DIR", env = "KVASIR_PREFIX_CACHE_DIR", hide_env_values = true)]
+    pub prefix_cache_dir: Option<PathBuf>,
+    /// What those files may take for one model, in GiB
+    #[arg(long, value_name = "GIB", env = "KVASIR_PREFIX_CACHE_SIZE", hide_env_values = true)]
+    pub prefix_cache_size: Option<f64>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
@@ -350,15 +362,12 @@ impl EngineArgs {
         } else {
             self.enable_prefix_caching || file.prefix_caching.unwrap_or(true)
         };
-        let swap_space = self.swap_space.or(file.swap_space).unwrap_or(DEFAULT_SWAP_SPACE_GIB);
-        if !(0.0..=MAX_SWAP_SPACE_GIB).contains(&swap_space) {
-            return Err(ConfigError::Invalid {
-                name: "swap_space",
-                message: format!("must be between 0 and {MAX_SWAP_SPACE_GIB} GiB, not {swap_space}"),
-            });
-        }
+        let swap_space_bytes = gib("swap_space", self.swap_space.or(file.swap_space), DEFAULT_SWAP_SPACE_GIB)?;
+        let cache_size = self.prefix_cache_size.or(file.prefix_cache_size);
         Ok(EngineOptions {
-            swap_space_bytes: (swap_space * (1u64 << 30) as f64) as u64,
+            swap_space_bytes,
+            prefix_cache_dir: self.prefix_cache_dir.clone().or(file.prefix_cache_dir.clone()),
+            prefix_cache_bytes: gib("prefix_cache_size", cache_size, DEFAULT_PREFIX_CACHE_GIB)?,
             backend,
             adapter: self.adapter.clone().or(file.adapter.clone()).filter(|a| !a.is_empty()),
             max_model_len: int("max_model_len", self.max_model_len, file.max_model_len, (2, MAX_MODEL_LEN_LIMIT))?,
@@ -411,6 +420,15 @@ const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
     ("least-computed", VictimPolicy::LeastComputed),
     ("priority", VictimPolicy::Priority),
 ];
+
+/// A size in GiB as bytes.
+fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, ConfigError> {
+    let size = given.unwrap_or(default);
+    if !(0.0..=MAX_GIB).contains(&size) {
+        return Err(ConfigError::Invalid { name, message: format!("must be between 0 and {MAX_GIB} GiB, not {size}") });
+    }
+    Ok((size * (1u64 << 30) as f64) as u64)
+}
 
 /// The meaning of the word that a flag or the file gives; the first of `words` where neither does.
 fn word_of<T: Copy>(

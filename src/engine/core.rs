@@ -11,6 +11,7 @@ use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
 use super::output::TextOutput;
 use super::preempt_meter::PreemptMeter;
+use super::prefetch::Prefetch;
 use super::record;
 use super::run_state::{LiveRun, StepTime};
 use crate::batch::StepBatch;
@@ -24,6 +25,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+mod tiers;
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
@@ -57,6 +60,8 @@ pub struct EngineCore {
     runs: HashMap<RequestId, LiveRun>,
     budget: AdaptiveBudget,
     meter: PreemptMeter,
+    /// The disk tier of the prefix cache, where there is one.
+    prefetch: Option<Prefetch>,
     step: u64,
     num_failed_steps: u32,
     /// Token budget after a step ran out of memory.
@@ -74,7 +79,7 @@ pub struct EngineCore {
 
 impl EngineCore {
     pub(super) fn new(loaded: Loaded, shared: Arc<Shared>, started: Instant) -> Self {
-        let Loaded { model, executor, options, rebuild } = loaded;
+        let Loaded { model, executor, options, rebuild, disk } = loaded;
         let max_tokens_per_step = options.max_num_batched_tokens.max(options.max_num_seqs);
         let config = SchedulerConfig {
             max_num_seqs: options.max_num_seqs,
@@ -94,6 +99,7 @@ impl EngineCore {
         };
         EngineCore {
             scheduler: Scheduler::new(config, new_cache(&*executor, &options)),
+            prefetch: disk.map(Prefetch::new),
             meter: PreemptMeter::new(executor.kv_bytes_per_block()),
             // Numbers go on over loads: readers of the ring rely on ascending steps.
             step: shared.telemetry.snapshot().step,
@@ -143,6 +149,8 @@ impl EngineCore {
 
     /// Ends a request at its client's wish; the blocks are free when this returns.
     pub(super) fn abort(&mut self, id: RequestId) {
+        let held = self.prefetch.as_mut().and_then(|prefetch| prefetch.release(id));
+        self.add_held(held);
         if self.scheduler.abort(id) {
             self.settle_ended(&HashMap::new());
             self.shared.wake();
@@ -163,6 +171,9 @@ impl EngineCore {
         self.step += 1;
         let inputs = self.plan_inputs();
         let plan = self.scheduler.plan_step(inputs);
+        if let (Some(prefetch), Some(executor)) = (&mut self.prefetch, &self.executor) {
+            prefetch.keep_spilled(&mut self.scheduler, executor.as_ref());
+        }
         StepBatch::build(&mut self.batch, &plan, &self.scheduler);
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
@@ -278,6 +289,8 @@ impl EngineCore {
 
     /// Ends every request with an error.
     pub(super) fn fail_all(&mut self, error: &RunError) {
+        let held = self.prefetch.as_mut().map(Prefetch::release_all);
+        self.add_held(held.into_iter().flatten());
         let ids: Vec<RequestId> = self.runs.keys().copied().collect();
         ids.into_iter().for_each(|id| self.fail(id, error));
         self.shared.wake();
@@ -391,7 +404,7 @@ impl EngineCore {
 
     /// Closes the record with cache and time, learns from it, shows it.
     fn finish_record(&mut self, mut record: StepRecord, start: Instant, after_gpu: Instant) {
-        record.kv = record::totals(self.scheduler.kv());
+        record.kv = self.kv_totals();
         self.collect_deltas();
         record.deltas = std::mem::take(&mut self.deltas);
         self.reasons = record.waiting.clone();
@@ -430,7 +443,7 @@ impl EngineCore {
             t_us: self.now_us(),
             block_size: self.scheduler.kv().block_size(),
             kv_bytes_per_block: self.model.kv_bytes_per_block,
-            kv: record::totals(self.scheduler.kv()),
+            kv: self.kv_totals(),
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
             host: record::host(self.scheduler.kv()),
@@ -523,7 +536,7 @@ fn new_cache(executor: &dyn Executor, options: &EngineOptions) -> KvCache {
         block_size: executor.block_size(),
         enable_prefix_cache: options.prefix_caching,
     })
-    .with_host_pool(executor.num_host_blocks(), false)
+    .with_host_pool(executor.num_host_blocks(), options.prefix_cache_dir.is_some())
 }
 
 fn micros(duration: Duration) -> u32 {

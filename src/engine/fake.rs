@@ -5,7 +5,7 @@
 //! made-up words.
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
-use super::loader::{LoadFailure, Loaded};
+use super::loader::{LoadFailure, Loaded, open_disk};
 use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions};
 use super::thread::Loader;
 use crate::batch::StepBatch;
@@ -42,6 +42,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         adaptive_budget: false,
         victim_policy: VictimPolicy::LastIn,
         preemption: fake.preemption,
+        prefix_cache_dir: fake.prefix_cache_dir.clone(),
+        prefix_cache_bytes: 64 << 20,
         swap_space_bytes: u64::from(fake.num_host_blocks * fake.block_size) * KV_BYTES_PER_TOKEN,
         precise: false,
         floor: false,
@@ -63,9 +65,11 @@ pub(super) fn loader(fake: FakeOptions) -> Loader {
             inner: PagedFake::new(config).with_host_blocks(num_host_blocks),
             faults: faults.clone(),
         };
+        let executor = build();
         Ok(Loaded {
             model: Arc::new(model(&fake)?),
-            executor: Box::new(build()),
+            disk: open_disk(&request.options, &executor, [0; 32])?,
+            executor: Box::new(executor),
             options: request.options.clone(),
             rebuild: Box::new(move |_| Ok(Box::new(build()))),
         })

@@ -5,10 +5,12 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`], [`prefetch`],
+//! [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod budget;
 pub mod core;
+pub mod disk;
 pub mod fake;
 pub mod handle;
 pub mod loader;
@@ -18,6 +20,7 @@ pub mod memory_plan;
 pub mod options;
 pub mod output;
 pub mod preempt_meter;
+pub mod prefetch;
 pub mod record;
 pub mod run_state;
 pub mod stop_strings;

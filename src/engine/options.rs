@@ -68,6 +68,10 @@ pub struct EngineOptions {
     pub preemption: PreemptionMode,
     /// Host memory for blocks of preempted requests and for prefixes that left the pool; 0 turns both off.
     pub swap_space_bytes: u64,
+    /// Where prefixes are kept that leave host memory, or outlive the process; `None` keeps none.
+    pub prefix_cache_dir: Option<PathBuf>,
+    /// What files of one model may take there.
+    pub prefix_cache_bytes: u64,
     /// f32 activations and KV, no integer dot products: the reference mode.
     pub precise: bool,
     /// Use no optional feature of the adapter.
@@ -114,6 +118,7 @@ pub struct FakeOptions {
     /// Places for blocks in host memory.
     pub num_host_blocks: u32,
     pub preemption: PreemptionMode,
+    pub prefix_cache_dir: Option<PathBuf>,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
 }
@@ -131,6 +136,7 @@ impl FakeOptions {
             max_queue: 64,
             num_host_blocks: 0,
             preemption: PreemptionMode::Auto,
+            prefix_cache_dir: None,
             faults: Vec::new(),
         }
     }

@@ -5,6 +5,7 @@
 //! has its terminal event.
 
 use super::core::{EngineCore, StepOutcome};
+use super::disk::Fetched;
 use super::handle::{Command, EngineStatus, Shared};
 use super::loader::{LoadFailure, Loaded, Progress};
 use super::options::LoadRequest;
@@ -27,8 +28,17 @@ const MAX_RECOVERIES: u32 = 3;
 
 /// Asks for a load, or brings its result.
 pub(super) enum LoadCommand {
-    Start { load: u64, request: LoadRequest },
-    Done { load: u64, result: Box<Result<Loaded, LoadFailure>>, max_queue: u32 },
+    Start {
+        load: u64,
+        request: LoadRequest,
+    },
+    Done {
+        load: u64,
+        result: Box<Result<Loaded, LoadFailure>>,
+        max_queue: u32,
+    },
+    /// Blocks of the prefix cache were read from disk.
+    Fetched(Fetched),
 }
 
 impl std::fmt::Debug for LoadCommand {
@@ -36,6 +46,7 @@ impl std::fmt::Debug for LoadCommand {
         match self {
             LoadCommand::Start { load, .. } => write!(f, "Start({load})"),
             LoadCommand::Done { load, .. } => write!(f, "Done({load})"),
+            LoadCommand::Fetched(fetched) => write!(f, "Fetched({})", fetched.ticket),
         }
     }
 }
@@ -114,7 +125,11 @@ impl EngineThread {
                 }
             } else {
                 self.fall_idle();
-                return self.queue.recv().ok();
+                match self.queue.try_recv() {
+                    Ok(command) => return Some(command),
+                    Err(std::sync::mpsc::TryRecvError::Empty) if self.save_some() => {}
+                    Err(_) => return self.queue.recv().ok(),
+                }
             }
         }
     }
@@ -126,7 +141,7 @@ impl EngineThread {
     fn handle(&mut self, command: Command) {
         match command {
             EngineCommand::Submit { id, request, events } => match &mut self.core {
-                Some(core) => core.add(id, *request, events),
+                Some(core) => core.submit(id, *request, events),
                 None => {
                     self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                     events.push(crate::protocol::EngineEvent::Failed { error: RunError::NoModel });
@@ -143,6 +158,11 @@ impl EngineThread {
             EngineCommand::Load(LoadCommand::Start { load, request }) => self.start_load(load, request),
             EngineCommand::Load(LoadCommand::Done { load, result, max_queue }) => {
                 self.finish_load(load, *result, max_queue);
+            }
+            EngineCommand::Load(LoadCommand::Fetched(fetched)) => {
+                if let Some(core) = &mut self.core {
+                    core.fetched(fetched);
+                }
             }
             EngineCommand::Unload => {
                 self.drop_model(&RunError::NoModel);
@@ -164,6 +184,7 @@ impl EngineThread {
         self.shared.set_model(None, 0);
         if let Some(mut core) = self.core.take() {
             core.fail_all(error);
+            core.save_all();
             core.publish_snapshot();
         }
     }
@@ -200,7 +221,16 @@ impl EngineThread {
             return;
         }
         match result {
-            Ok(loaded) => {
+            Ok(mut loaded) => {
+                let commands = self.commands.clone();
+                let deliver = move |fetched| {
+                    // The engine is gone only at shutdown; nobody waits for the blocks then.
+                    let _ = commands.send(EngineCommand::Load(LoadCommand::Fetched(fetched)));
+                };
+                if let Some(Err(fault)) = loaded.disk.as_mut().map(|disk| disk.start(deliver)) {
+                    self.shared.set_status(LoadFailure::engine(fault.to_string()).into_status());
+                    return;
+                }
                 let model = loaded.model.clone();
                 self.core = Some(EngineCore::new(loaded, self.shared.clone(), self.started));
                 self.num_recoveries = 0;
@@ -248,6 +278,18 @@ impl EngineThread {
             Err(failure) => {
                 self.drop_model(&RunError::Engine(reason));
                 self.shared.set_status(failure.into_status());
+            }
+        }
+    }
+
+    /// Keeps some of what is cached. False when there is nothing left to keep.
+    fn save_some(&mut self) -> bool {
+        let Some(core) = &mut self.core else { return false };
+        match std::panic::catch_unwind(AssertUnwindSafe(|| core.save_some())) {
+            Ok(has_saved) => has_saved,
+            Err(panic) => {
+                self.recover(format!("saving the prefix cache failed: {}", panic_text(&*panic)));
+                false
             }
         }
     }

@@ -230,6 +230,13 @@ impl KvCache {
         slot
     }
 
+    /// The bytes of adopted content did not come: its place is free.
+    pub fn drop_adopted(&mut self, id: &ContentId) {
+        if let Some(host) = self.host.forget(id) {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+    }
+
     /// Copies published blocks that have no place in host memory into places, at most `max_blocks`, within an open step:
     /// so that they outlive this process. `is_saved` contents need none.
     pub fn save_published(&mut self, max_blocks: u32, is_saved: &dyn Fn(&ContentId) -> bool) {

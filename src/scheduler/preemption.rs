@@ -105,6 +105,11 @@ impl Scheduler {
         self.kv.adopt(content)
     }
 
+    /// The content that [`Scheduler::adopt`] made room for did not come.
+    pub fn drop_adopted(&mut self, id: &ContentId) {
+        self.kv.drop_adopted(id);
+    }
+
     /// See [`crate::kv::KvCache::take_spilled`].
     pub fn take_spilled(&mut self) -> Vec<crate::kv::CachedContent> {
         self.kv.take_spilled()
