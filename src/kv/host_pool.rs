@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn the_content_used_longest_ago_makes_room() {
         let mut pool = HostPool::new(2, 2);
-        assert_eq!(cache(&mut pool, &[1, 2]), []);
+        assert_eq!(cache(&mut pool, &[1, 2]), Vec::<u8>::new());
         pool.begin();
         pool.touch(HostSlot(0));
         pool.commit([].into_iter());
@@ -486,7 +486,11 @@ mod tests {
     #[test]
     fn what_a_step_wrote_or_read_is_not_given_away_in_it() {
         let mut pool = HostPool::new(2, 2);
-        assert_eq!(cache(&mut pool, &[1, 2, 3]), [], "the third finds no place that the step does not write");
+        assert_eq!(
+            cache(&mut pool, &[1, 2, 3]),
+            Vec::<u8>::new(),
+            "the third finds no place that the step does not write"
+        );
         pool.begin();
         pool.touch(HostSlot(0));
         pool.touch(HostSlot(1));
@@ -502,7 +506,7 @@ mod tests {
         pool.want(key(1).id, true);
         pool.want(key(2).id, true);
         assert_eq!(pool.room(), 0, "one place is relied on, one is promised");
-        assert_eq!(cache(&mut pool, &[3]), []);
+        assert_eq!(cache(&mut pool, &[3]), Vec::<u8>::new());
         assert!(!find(&pool, 3));
         cache(&mut pool, &[2]);
         assert!(find(&pool, 1) && find(&pool, 2));
