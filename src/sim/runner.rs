@@ -163,6 +163,8 @@ impl Run {
             };
             if !in_flight {
                 let slots = self.disk.bring(&mut self.scheduler, &mut self.executor, &new)?;
+                let events = self.scheduler.drain_block_events();
+                events.for_each(|event| self.mirror.apply(event));
                 slots.into_iter().for_each(|host| self.mirror.adopt(host));
             }
             match self.scheduler.add(new) {

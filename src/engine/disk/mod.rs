@@ -347,7 +347,7 @@ mod tests {
         let folder = dir.path().join(hex(&[7; 12])).join("2");
         let path = folder.join(hex(&content(2).id.0)).with_extension(EXTENSION);
         let mut bytes = std::fs::read(&path).expect("the file is there");
-        bytes[160] ^= 1;
+        bytes[150] ^= 1;
         std::fs::write(&path, bytes).expect("written");
         assert_eq!(fetch(&tier, &receive, &[1, 2, 3]), [1], "what follows a damaged block is of no use");
         assert!(!tier.has(&content(2).id) && tier.has(&content(3).id));
