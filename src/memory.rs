@@ -147,6 +147,7 @@ mod tests {
                 scaling: RopeScaling::None,
             },
             qk_norm: false,
+            block: crate::model::spec::BlockSpec::LLAMA,
             q_bias: false,
             k_bias: false,
             v_bias: false,

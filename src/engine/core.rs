@@ -37,6 +37,9 @@ const MAX_FAILED_STEPS: u32 = 3;
 /// A request preempted this often is protected from then on.
 const MAX_PREEMPTIONS: u32 = 4;
 
+/// Steps of waiting that make up for one level of priority, or for the longest cached prefix.
+const AGING_STEPS: u32 = 256;
+
 /// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
@@ -87,9 +90,14 @@ impl EngineCore {
             max_model_len: model.max_model_len,
             // Submit counts new requests only; preempted ones wait beside them.
             max_waiting: options.max_queue.saturating_add(options.max_num_seqs),
-            long_prefill_cap: max_tokens_per_step,
+            long_prefill_cap: match options.long_prefill_token_threshold {
+                0 => max_tokens_per_step,
+                threshold => threshold.min(max_tokens_per_step),
+            },
             watermark_blocks: executor.num_blocks() / 100,
             max_preemptions: MAX_PREEMPTIONS,
+            queue_policy: record::queue_policy(options.scheduling_policy),
+            aging_steps: AGING_STEPS,
             victim: record::victim_policy(options.victim_policy),
             preemption: options.preemption,
             check: match options.check {
@@ -126,7 +134,7 @@ impl EngineCore {
     pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
         let text = TextOutput::new(self.model.tokenizer.clone(), &request.stop.stop_strings);
         let submitted_us = micros64(events.created().saturating_duration_since(self.started));
-        let run = LiveRun::new(request.owner, events, text, submitted_us);
+        let run = LiveRun::new(request.owner.clone(), events, text, submitted_us);
         let added = self.scheduler.add(NewSequence {
             id,
             prompt: request.prompt,
@@ -134,8 +142,10 @@ impl EngineCore {
             sampling: request.sampling,
             stop: request.stop,
             eos_ids: self.model.eos_token_ids.clone(),
-            priority: request.priority,
             cache_salt: request.cache_salt,
+            adapter: request.adapter,
+            priority: request.priority,
+            client: request.owner.id,
         });
         match added {
             Ok(()) => drop(self.runs.insert(id, run)),

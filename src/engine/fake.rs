@@ -39,6 +39,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         gpu_memory_utilization: 1.0,
         num_gpu_blocks_override: Some(fake.num_blocks),
         prefix_caching: true,
+        scheduling_policy: fake.scheduling_policy,
+        long_prefill_token_threshold: 0,
         adaptive_budget: false,
         victim_policy: VictimPolicy::LastIn,
         preemption: fake.preemption,

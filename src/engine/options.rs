@@ -1,6 +1,6 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
-use crate::telemetry::VictimPolicy;
+use crate::telemetry::{QueuePolicy, VictimPolicy};
 
 pub use crate::scheduler::PreemptionMode;
 use std::path::PathBuf;
@@ -60,6 +60,10 @@ pub struct EngineOptions {
     /// Exactly this many KV blocks, the null block included.
     pub num_gpu_blocks_override: Option<u32>,
     pub prefix_caching: bool,
+    /// Who is admitted first.
+    pub scheduling_policy: QueuePolicy,
+    /// Tokens of one prompt per step at most; 0 leaves it to the budget, which concurrent prompts share evenly.
+    pub long_prefill_token_threshold: u32,
     /// Fit the prefill chunks to the time that decoding rows may wait.
     pub adaptive_budget: bool,
     /// Who gives way when blocks are short.
@@ -119,6 +123,7 @@ pub struct FakeOptions {
     pub num_host_blocks: u32,
     pub preemption: PreemptionMode,
     pub prefix_cache_dir: Option<PathBuf>,
+    pub scheduling_policy: QueuePolicy,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
 }
@@ -137,6 +142,7 @@ impl FakeOptions {
             num_host_blocks: 0,
             preemption: PreemptionMode::Auto,
             prefix_cache_dir: None,
+            scheduling_policy: QueuePolicy::Fair,
             faults: Vec::new(),
         }
     }

@@ -8,6 +8,7 @@ use super::disk::{DiskTier, Fetched};
 use super::mailbox::EventSink;
 use crate::executor::Executor;
 use crate::ids::RequestId;
+use crate::kv::CacheKey;
 use crate::protocol::GenerateRequest;
 use crate::scheduler::Scheduler;
 use std::time::Duration;
@@ -44,7 +45,8 @@ impl Prefetch {
         if self.tier.is_empty() {
             return Some(held);
         }
-        let missing = scheduler.missing(held.request.cache_salt, &held.request.prompt);
+        let key = CacheKey { salt: held.request.cache_salt, adapter: held.request.adapter };
+        let missing = scheduler.missing(key, &held.request.prompt);
         let most = scheduler.kv().counts().host.total / 2;
         let ids: Vec<_> = missing.into_iter().take_while(|id| self.tier.has(id)).take(most as usize).collect();
         if ids.is_empty() || !self.tier.fetch(held.id.0, ids) {

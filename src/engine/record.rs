@@ -3,8 +3,8 @@
 use crate::kv::{self, BlockEvent, KvCache};
 use crate::scheduler::{self, StepPlan};
 use crate::telemetry::{
-    BlockDelta, BlockInfo, BlockState, HostBlock, KvTotals, PreemptMode, Preemption, RowKind, SeqStep, VictimPolicy,
-    WaitReason,
+    BlockDelta, BlockInfo, BlockState, HostBlock, KvTotals, PreemptMode, Preemption, QueuePolicy, RowKind, SeqStep,
+    VictimPolicy, WaitReason,
 };
 
 pub fn delta(event: BlockEvent) -> BlockDelta {
@@ -133,6 +133,16 @@ pub fn victim_policy(policy: VictimPolicy) -> scheduler::VictimPolicy {
     }
 }
 
+/// The policy that settings name, as the scheduler knows it.
+pub fn queue_policy(policy: QueuePolicy) -> scheduler::QueuePolicy {
+    match policy {
+        QueuePolicy::Fcfs => scheduler::QueuePolicy::Fcfs,
+        QueuePolicy::Priority => scheduler::QueuePolicy::Priority,
+        QueuePolicy::LongestPrefix => scheduler::QueuePolicy::LongestPrefix,
+        QueuePolicy::Fair => scheduler::QueuePolicy::Fair,
+    }
+}
+
 pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
     match reason {
         scheduler::WaitReason::Behind { position } => WaitReason::Behind { position },
@@ -141,5 +151,6 @@ pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
         scheduler::WaitReason::Budget => WaitReason::Budget,
         scheduler::WaitReason::Preemption => WaitReason::Preemption,
         scheduler::WaitReason::Prefix { leader } => WaitReason::Prefix { leader },
+        scheduler::WaitReason::Share { ahead } => WaitReason::Share { ahead },
     }
 }

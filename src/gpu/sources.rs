@@ -31,16 +31,17 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "attention"
     "embed"
     "fill"
+    "logit_cap"
     "logprobs"
     "matmul_f32"
     "matmul_i8"
+    "mlp"
     "norm"
     "penalties"
     "quantise"
     "rope_kv_write"
     "sample"
     "subgroup_probe"
-    "swiglu"
 );
 
 /// The kernel file of this name.

@@ -6,7 +6,7 @@
 //! inside a step is journalled, so undoing restores the pool exactly.
 //! It does not hold bytes: the executor does.
 
-use super::prefix_cache::ContentId;
+use super::prefix_cache::{CacheKey, ContentId};
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ pub enum HostState {
 pub(super) struct ContentKey {
     pub id: ContentId,
     pub parent: ContentId,
-    pub salt: u64,
+    pub key: CacheKey,
     pub hash: u64,
 }
 
@@ -219,10 +219,10 @@ impl HostPool {
     }
 
     /// Where this content is, compared token by token.
-    pub fn find(&self, id: &ContentId, salt: u64, tokens: &[TokenId]) -> Option<HostSlot> {
+    pub fn find(&self, id: &ContentId, key: CacheKey, tokens: &[TokenId]) -> Option<HostSlot> {
         let slot = *self.by_id.get(id)?;
         let found = self.slot(slot);
-        let is_equal = found.state == HostState::Cached && found.key.salt == salt && self.tokens_of(slot) == tokens;
+        let is_equal = found.state == HostState::Cached && found.key.key == key && self.tokens_of(slot) == tokens;
         is_equal.then_some(slot)
     }
 
@@ -469,7 +469,7 @@ mod tests {
     }
 
     fn find(pool: &HostPool, n: u8) -> bool {
-        pool.find(&key(n).id, 0, &[TokenId::from(n); 2]).is_some()
+        pool.find(&key(n).id, CacheKey::default(), &[TokenId::from(n); 2]).is_some()
     }
 
     #[test]
@@ -481,8 +481,8 @@ mod tests {
         pool.commit([].into_iter());
         assert_eq!(cache(&mut pool, &[3]), [2]);
         assert!(find(&pool, 1) && find(&pool, 3) && !find(&pool, 2));
-        assert_eq!(pool.find(&key(1).id, 9, &[1, 1]), None, "another salt");
-        assert_eq!(pool.find(&key(1).id, 0, &[1, 2]), None, "other tokens");
+        assert_eq!(pool.find(&key(1).id, CacheKey { salt: 9, adapter: 0 }, &[1, 1]), None, "another salt");
+        assert_eq!(pool.find(&key(1).id, CacheKey::default(), &[1, 2]), None, "other tokens");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The invariants of the cache, as pure checks. Numbers are those of the design's list of invariants.
 
 use super::block_pool::Visibility;
-use super::{BlockState, BlockTable, KvCache, SwappedTable};
+use super::{BlockState, BlockTable, CacheKey, KvCache, SwappedTable};
 use crate::ids::{BlockId, TokenId};
 
 /// A live table and what its sequence knows of it.
@@ -12,7 +12,7 @@ pub struct HeldTable<'a> {
     pub tokens: &'a [TokenId],
     /// Positions whose K and V are valid.
     pub num_computed: u32,
-    pub salt: u64,
+    pub key: CacheKey,
     /// What a preempted sequence left to come back to.
     pub swapped: Option<&'a SwappedTable>,
 }
@@ -86,9 +86,9 @@ impl KvCache {
         }
         if is_published {
             let range = start as usize..(start + size) as usize;
-            if held.tokens.get(range) != Some(self.prefix.tokens_of(id)) || held.salt != self.prefix.salt_of(id) {
+            if held.tokens.get(range) != Some(self.prefix.tokens_of(id)) || held.key != self.prefix.key_of(id) {
                 return Err(format!(
-                    "invariant 8: block {id} is published with other tokens or salt than request {owner} has"
+                    "invariant 8: block {id} is published with other tokens or another key than request {owner} has"
                 ));
             }
         }

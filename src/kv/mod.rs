@@ -1,16 +1,16 @@
 //! The paged KV cache: who holds which block, and which blocks can be found again by what they hold.
 //!
-//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt and all tokens are
-//! equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
+//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt, adapter and all
+//! tokens are equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
 //! of a step are a transaction ([`KvCache::begin`], then [`KvCache::commit`] or [`KvCache::undo`]), and undoing restores
 //! blocks, list orders and counts exactly. Eviction order follows step numbers: no clock is read.
 //! It does not hold keys or values: it decides where they go. It does not choose victims among requests.
 //!
 //! ```
-//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig}};
+//! use kvasir::{ids::RequestId, kv::{BlockTable, CacheKey, KvCache, KvConfig}};
 //! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, enable_prefix_cache: true });
 //! let (prompt, mut table) = ([1, 2, 3, 4, 5], BlockTable::new(RequestId(1)));
-//! let mut chain = kv.new_chain(0);
+//! let mut chain = kv.new_chain(CacheKey::default());
 //! chain.extend(&prompt);
 //! kv.begin(1);
 //! kv.reserve(&mut table, 5).expect("the pool is empty");
@@ -32,7 +32,7 @@ pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
-pub use prefix_cache::{ContentId, PrefixChain};
+pub use prefix_cache::{CacheKey, ContentId, PrefixChain};
 pub use tiers::{CachedContent, HostView};
 
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
@@ -207,9 +207,9 @@ impl KvCache {
         tokens.div_ceil(self.config.block_size)
     }
 
-    /// The chain of a new sequence: prefixes are shared only between equal salts.
-    pub fn new_chain(&self, salt: u64) -> PrefixChain {
-        let chain = PrefixChain::new(salt, self.config.block_size, self.hash_mask);
+    /// The chain of a new sequence: prefixes are shared only between equal keys.
+    pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
+        let chain = PrefixChain::new(key, self.config.block_size, self.hash_mask);
         if self.host.is_on() { chain.with_ids() } else { chain }
     }
 
@@ -259,6 +259,19 @@ impl KvCache {
         let num_idle = self.hit.iter().filter(is_idle).count() as u32;
         self.lookup_host(chain, tokens, max_blocks);
         PrefixHit { num_blocks: self.hit.len() as u32, num_idle, num_host: self.host_hit.len() as u32 }
+    }
+
+    /// How many blocks a lookup would find: for ranking, without the memory of a hit.
+    pub fn num_cached_blocks(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> u32 {
+        match self.config.enable_prefix_cache {
+            true => self.prefix.count(chain, tokens, max_blocks as usize),
+            false => 0,
+        }
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.prefix.num_changes()
     }
 
     /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.

@@ -1,6 +1,6 @@
 //! Finds blocks by what they hold: a hash chain over the tokens names a block, the tokens themselves decide.
 //!
-//! Guarantees: a hit means that salt, every token of the block and every token before it are equal. Hashes only find
+//! Guarantees: a hit means that salt, adapter, every token of the block and every token before it are equal. Hashes only find
 //! candidates: each publication has a number, names the number of its parent, and stores its tokens, so two prefixes
 //! whose hashes collide can never be taken for each other. One block is published per hash, the latest.
 //! It does not attempt partial blocks.
@@ -11,19 +11,28 @@ use rustc_hash::FxHashMap;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// What else must be equal, besides the tokens, for two sequences to share a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CacheKey {
+    /// Chosen by the client: who does not know it shares nothing.
+    pub salt: u64,
+    /// The weights' adapter, which K and V depend on; 0 is none.
+    pub adapter: u64,
+}
+
 /// The number that stands for "no parent": the block holds the first tokens.
 const ROOT: u64 = 0;
 
 /// What a full block holds, told apart from everything else that a block may ever hold: SHA-256 over the parent's
-/// identity and the tokens; the first block's parent is the hash of the salt. The name under which content leaves the
+/// identity and the tokens; the first block's parent is the hash of salt and adapter. The name under which content leaves the
 /// pool, where no publication numbers exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentId(pub [u8; 32]);
 
 impl ContentId {
-    /// The parent of the blocks that hold first tokens under this salt.
-    pub fn root(salt: u64) -> ContentId {
-        ContentId(Sha256::digest(salt.to_le_bytes()).into())
+    /// The parent of the blocks that hold first tokens under this key.
+    pub fn root(key: CacheKey) -> ContentId {
+        ContentId(Sha256::digest([key.salt.to_le_bytes(), key.adapter.to_le_bytes()].concat()).into())
     }
 
     /// The block of these tokens after `self`.
@@ -35,10 +44,10 @@ impl ContentId {
 }
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
-/// is seeded with the salt's hash. Grows with the sequence's tokens and survives preemption.
+/// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
 #[derive(Debug)]
 pub struct PrefixChain {
-    salt: u64,
+    key: CacheKey,
     hash_mask: u64,
     block_size: u32,
     links: Vec<Link>, // [number of full blocks named so far]
@@ -54,8 +63,8 @@ struct Link {
 }
 
 impl PrefixChain {
-    pub(super) fn new(salt: u64, block_size: u32, hash_mask: u64) -> Self {
-        PrefixChain { salt, hash_mask, block_size, links: Vec::new(), ids: None }
+    pub(super) fn new(key: CacheKey, block_size: u32, hash_mask: u64) -> Self {
+        PrefixChain { key, hash_mask, block_size, links: Vec::new(), ids: None }
     }
 
     pub(super) fn with_ids(self) -> Self {
@@ -65,11 +74,11 @@ impl PrefixChain {
     /// Identity of block `i` and of its parent, where identities are kept.
     pub(super) fn id(&self, i: usize) -> Option<(ContentId, ContentId)> {
         let ids = self.ids.as_ref()?;
-        Some((*ids.get(i)?, if i == 0 { ContentId::root(self.salt) } else { ids[i - 1] }))
+        Some((*ids.get(i)?, if i == 0 { ContentId::root(self.key) } else { ids[i - 1] }))
     }
 
-    pub(super) fn salt(&self) -> u64 {
-        self.salt
+    pub(super) fn key(&self) -> CacheKey {
+        self.key
     }
 
     /// Names the blocks that `tokens` (all of the sequence's, from the first) fill.
@@ -80,7 +89,7 @@ impl PrefixChain {
             let hash = hash_block(self.parent_hash(i), &tokens[i * size..(i + 1) * size], self.hash_mask);
             self.links.push(Link { hash, publication: ROOT });
             if let Some(ids) = &mut self.ids {
-                let parent = ids.last().copied().unwrap_or_else(|| ContentId::root(self.salt));
+                let parent = ids.last().copied().unwrap_or_else(|| ContentId::root(self.key));
                 ids.push(parent.child(&tokens[i * size..(i + 1) * size]));
             }
         }
@@ -103,14 +112,14 @@ impl PrefixChain {
 
     fn parent_hash(&self, i: usize) -> u64 {
         match i {
-            0 => root_hash(self.salt),
+            0 => root_hash(self.key),
             i => self.links[i - 1].hash,
         }
     }
 }
 
-fn root_hash(salt: u64) -> u64 {
-    xxh3_64_with_seed(&salt.to_le_bytes(), 0)
+fn root_hash(key: CacheKey) -> u64 {
+    xxh3_64_with_seed(bytemuck::cast_slice(&[key.salt, key.adapter]), 0)
 }
 
 fn hash_block(parent: u64, tokens: &[TokenId], mask: u64) -> u64 {
@@ -125,7 +134,7 @@ struct Publication {
     parent_number: u64,
     hash: u64,
     parent_hash: u64,
-    salt: u64,
+    key: CacheKey,
     /// Of the content and of its parent's, where identities are kept.
     id: Option<(ContentId, ContentId)>,
 }
@@ -138,6 +147,7 @@ pub(super) struct PrefixCache {
     publications: Vec<Publication>, // [num_blocks]
     tokens: Vec<TokenId>,           // [num_blocks, block_size]
     last_number: u64,
+    num_forgotten: u64,
 }
 
 /// What publishing a block came to.
@@ -159,15 +169,32 @@ impl PrefixCache {
             publications: vec![Publication::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
             last_number: ROOT,
+            num_forgotten: 0,
         }
     }
 
     /// Appends to `hit` the blocks that hold the first tokens of a sequence, at most `max_blocks`.
     pub fn lookup(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
+        self.walk(chain, tokens, max_blocks, |block| hit.push(block));
+    }
+
+    /// How many blocks [`Self::lookup`] would find.
+    pub fn count(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize) -> u32 {
+        let mut count = 0;
+        self.walk(chain, tokens, max_blocks, |_| count += 1);
+        count
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.last_number + self.num_forgotten
+    }
+
+    fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) {
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let Some(block) = self.find(link.hash, parent, chain.salt, self.part(tokens, i)) else { return };
-            hit.push(block);
+            let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { return };
+            found(block);
             parent = self.publications[block.idx()].number;
         }
     }
@@ -183,21 +210,15 @@ impl PrefixCache {
     pub fn publish(&mut self, chain: &mut PrefixChain, tokens: &[TokenId], i: usize, block: BlockId) -> Published {
         let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
         let hash = chain.links[i].hash;
-        if let Some(equal) = self.find(hash, parent_number, chain.salt, self.part(tokens, i)) {
+        if let Some(equal) = self.find(hash, parent_number, chain.key, self.part(tokens, i)) {
             chain.links[i].publication = self.publications[equal.idx()].number;
             return Published::Duplicate;
         }
         self.last_number += 1;
         chain.links[i].publication = self.last_number;
         let parent_hash = chain.parent_hash(i);
-        self.publications[block.idx()] = Publication {
-            number: self.last_number,
-            parent_number,
-            hash,
-            parent_hash,
-            salt: chain.salt,
-            id: chain.id(i),
-        };
+        self.publications[block.idx()] =
+            Publication { number: self.last_number, parent_number, hash, parent_hash, key: chain.key, id: chain.id(i) };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
         let replaced = self.block_of_hash.insert(hash, block).filter(|old| *old != block);
@@ -209,6 +230,7 @@ impl PrefixCache {
         let hash = self.publications[block.idx()].hash;
         if self.block_of_hash.get(&hash) == Some(&block) {
             self.block_of_hash.remove(&hash);
+            self.num_forgotten += 1;
         }
     }
 
@@ -222,14 +244,14 @@ impl PrefixCache {
     }
 
     /// What names the content of a published block outside the pool.
-    pub fn key_of(&self, block: BlockId) -> Option<ContentKey> {
+    pub fn content_key_of(&self, block: BlockId) -> Option<ContentKey> {
         let publication = &self.publications[block.idx()];
         let (id, parent) = publication.id?;
-        Some(ContentKey { id, parent, salt: publication.salt, hash: publication.hash })
+        Some(ContentKey { id, parent, key: publication.key, hash: publication.hash })
     }
 
-    pub fn salt_of(&self, block: BlockId) -> u64 {
-        self.publications[block.idx()].salt
+    pub fn key_of(&self, block: BlockId) -> CacheKey {
+        self.publications[block.idx()].key
     }
 
     pub fn tokens_of(&self, block: BlockId) -> &[TokenId] {
@@ -249,8 +271,8 @@ impl PrefixCache {
         if hash_block(publication.parent_hash, self.tokens_of(block), self.hash_mask) != publication.hash {
             return Err(format!("invariant 7: the hash of block {block} does not follow from its tokens"));
         }
-        if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.salt) {
-            return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its salt"));
+        if publication.parent_number == ROOT && publication.parent_hash != root_hash(publication.key) {
+            return Err(format!("invariant 7: block {block} has no parent, but its chain does not start at its key"));
         }
         if publication.number == ROOT || publication.parent_number >= publication.number {
             return Err(format!("invariant 7: block {block} was published before its parent"));
@@ -258,11 +280,11 @@ impl PrefixCache {
         Ok(())
     }
 
-    fn find(&self, hash: u64, parent_number: u64, salt: u64, tokens: &[TokenId]) -> Option<BlockId> {
+    fn find(&self, hash: u64, parent_number: u64, key: CacheKey, tokens: &[TokenId]) -> Option<BlockId> {
         let block = *self.block_of_hash.get(&hash)?;
         let publication = &self.publications[block.idx()];
         let equal =
-            publication.parent_number == parent_number && publication.salt == salt && self.tokens_of(block) == tokens;
+            publication.parent_number == parent_number && publication.key == key && self.tokens_of(block) == tokens;
         equal.then_some(block)
     }
 
@@ -277,7 +299,7 @@ mod tests {
 
     /// Publishes `tokens` in blocks of 2 from block `first` on.
     fn publish(cache: &mut PrefixCache, salt: u64, tokens: &[TokenId], first: u32) -> PrefixChain {
-        let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         for i in 0..chain.len() {
             cache.publish(&mut chain, tokens, i, BlockId(first + i as u32));
@@ -286,7 +308,7 @@ mod tests {
     }
 
     fn lookup(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Vec<u32> {
-        let mut chain = PrefixChain::new(salt, 2, cache.hash_mask);
+        let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         let mut hit = Vec::new();
         cache.lookup(&chain, tokens, usize::MAX, &mut hit);
@@ -296,7 +318,8 @@ mod tests {
     #[test]
     fn identities_depend_on_salt_and_on_every_token_before() {
         let ids = |salt, tokens: &[TokenId]| {
-            let mut chain = PrefixChain::new(salt, 2, 0).with_ids();
+            let key = CacheKey { salt, ..CacheKey::default() };
+            let mut chain = PrefixChain::new(key, 2, 0).with_ids();
             chain.extend(tokens);
             chain.ids.expect("kept")
         };

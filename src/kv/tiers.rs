@@ -7,7 +7,7 @@
 
 use super::block_pool::Visibility;
 use super::host_pool::{ContentKey, HostPool, Slot};
-use super::{BlockEvent, BlockState, BlockTable, ContentId, KvCache, PrefixChain, SuspendedTable};
+use super::{BlockEvent, BlockState, BlockTable, CacheKey, ContentId, KvCache, PrefixChain, SuspendedTable};
 use super::{HostState, HostTransfer, SwappedTable};
 use crate::ids::{BlockId, HostSlot, TokenId};
 
@@ -18,7 +18,7 @@ pub struct CachedContent {
     pub host: HostSlot,
     pub id: ContentId,
     pub parent: ContentId,
-    pub salt: u64,
+    pub key: CacheKey,
     /// The chained hash that names it in the pool.
     pub hash: u64,
     pub tokens: Vec<TokenId>,
@@ -204,11 +204,11 @@ impl KvCache {
     }
 
     /// Identities of the full blocks of a prompt that neither pool nor host memory holds, after those that they do.
-    pub fn missing(&mut self, salt: u64, prompt: &[TokenId]) -> Vec<ContentId> {
+    pub fn missing(&mut self, key: CacheKey, prompt: &[TokenId]) -> Vec<ContentId> {
         if !self.host.is_on() || !self.config.enable_prefix_cache || prompt.is_empty() {
             return Vec::new();
         }
-        let mut chain = self.new_chain(salt);
+        let mut chain = self.new_chain(key);
         chain.extend(&prompt[..prompt.len() - 1]);
         let found = self.lookup(&chain, prompt, u32::MAX).num_found() as usize;
         let rest = (found..chain.len()).filter_map(|i| chain.id(i));
@@ -218,13 +218,13 @@ impl KvCache {
     /// A place for content that was kept outside, between steps; its bytes go there next. `None` when it is there already,
     /// when there is no room, or when its identity does not follow from its tokens.
     pub fn adopt(&mut self, content: &CachedContent) -> Option<HostSlot> {
-        let CachedContent { id, parent, salt, hash, .. } = *content;
+        let CachedContent { id, parent, key, hash, .. } = *content;
         let is_whole = content.tokens.len() == self.config.block_size as usize;
         if !self.host.is_on() || !is_whole || parent.child(&content.tokens) != id {
             return None;
         }
         let mut dropped = Vec::new();
-        let key = ContentKey { id, parent, salt, hash };
+        let key = ContentKey { id, parent, key, hash };
         let slot = self.host.adopt(key, &content.tokens, &mut |host, slot| dropped.push((host, slot.key)));
         note_dropped(&self.host, &dropped, &mut self.events, &mut self.spilled);
         slot
@@ -248,7 +248,7 @@ impl KvCache {
             if self.pool.block(block).visibility != Visibility::Published {
                 continue;
             }
-            if self.prefix.key_of(block).is_some_and(|key| !is_saved(&key.id)) {
+            if self.prefix.content_key_of(block).is_some_and(|key| !is_saved(&key.id)) {
                 self.demote(block);
             }
         }
@@ -259,9 +259,9 @@ impl KvCache {
         if !self.host.is_on() {
             return;
         }
-        let Some(key) = self.prefix.key_of(block) else { return };
+        let Some(key) = self.prefix.content_key_of(block) else { return };
         let size = self.config.block_size as usize;
-        if let Some(host) = self.host.find(&key.id, key.salt, self.prefix.tokens_of(block)) {
+        if let Some(host) = self.host.find(&key.id, key.key, self.prefix.tokens_of(block)) {
             self.host.touch(host);
             return;
         }
@@ -280,7 +280,7 @@ impl KvCache {
 
     /// Suspect content is not found in host memory either.
     pub(super) fn forget_host(&mut self, block: BlockId) {
-        let Some(key) = self.prefix.key_of(block) else { return };
+        let Some(key) = self.prefix.content_key_of(block) else { return };
         if let Some(host) = self.host.forget(&key.id) {
             self.events.push(BlockEvent::HostFree { host });
         }
@@ -303,7 +303,7 @@ impl KvCache {
         let size = self.config.block_size as usize;
         for i in self.hit.len()..chain.len().min(max_blocks as usize) {
             let Some((id, _)) = chain.id(i) else { return };
-            let Some(slot) = self.host.find(&id, chain.salt(), &tokens[i * size..(i + 1) * size]) else { return };
+            let Some(slot) = self.host.find(&id, chain.key(), &tokens[i * size..(i + 1) * size]) else { return };
             self.host_hit.push(slot);
         }
     }
@@ -315,8 +315,8 @@ impl KvCache {
 }
 
 fn content(pool: &HostPool, host: HostSlot, slot: &Slot) -> CachedContent {
-    let ContentKey { id, parent, salt, hash } = slot.key;
-    CachedContent { host, id, parent, salt, hash, tokens: pool.tokens_of(host).to_vec() }
+    let ContentKey { id, parent, key, hash } = slot.key;
+    CachedContent { host, id, parent, key, hash, tokens: pool.tokens_of(host).to_vec() }
 }
 
 fn note_dropped(
@@ -325,11 +325,11 @@ fn note_dropped(
     events: &mut Vec<BlockEvent>,
     spilled: &mut Option<Vec<CachedContent>>,
 ) {
-    for &(host, key) in dropped {
+    for &(host, content) in dropped {
         events.push(BlockEvent::HostFree { host });
         if let Some(spilled) = spilled {
-            let ContentKey { id, parent, salt, hash } = key;
-            spilled.push(CachedContent { host, id, parent, salt, hash, tokens: pool.tokens_of(host).to_vec() });
+            let ContentKey { id, parent, key, hash } = content;
+            spilled.push(CachedContent { host, id, parent, key, hash, tokens: pool.tokens_of(host).to_vec() });
         }
     }
 }

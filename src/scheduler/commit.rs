@@ -1,7 +1,8 @@
 //! After a step: apply what it gave, or take it back.
 
 use super::planner::Undo;
-use super::{PlanRow, RowKind, Scheduler, StepPlan};
+use super::queue::{MAX_SCORED_BLOCKS, QueuePolicy, RESCORED_PER_STEP};
+use super::{PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::BlockTable;
 use crate::protocol::{FinishReason, RunError};
@@ -51,6 +52,7 @@ impl Scheduler {
             committed.rows.push(result);
         }
         self.end_deferred();
+        self.rescore();
         self.verify();
         committed
     }
@@ -78,6 +80,36 @@ impl Scheduler {
         self.verify();
     }
 
+    /// What waits may find more or fewer of its tokens in the cache now: looks at some of them in turn.
+    fn rescore(&mut self) {
+        if self.waiting.policy() != QueuePolicy::LongestPrefix {
+            return;
+        }
+        if self.kv.num_changes() != std::mem::replace(&mut self.kv_changes, self.kv.num_changes()) {
+            self.rescore_left = self.seqs.len();
+        }
+        for _ in 0..RESCORED_PER_STEP.min(self.rescore_left) {
+            self.rescore_left -= 1;
+            self.rescore_at = (self.rescore_at + 1) % self.seqs.len();
+            self.num_looked_at += 1;
+            let Some(seq) = &self.seqs[self.rescore_at] else { continue };
+            if seq.status == SeqStatus::Waiting {
+                let (idx, mut ticket, cached_tokens) = (self.rescore_at as SeqIdx, seq.ticket, self.score(seq));
+                self.waiting.rescore(idx, &mut ticket, cached_tokens);
+                self.seq_mut(idx).ticket = ticket;
+            }
+        }
+    }
+
+    /// Cached tokens as the longest-prefix policy counts them.
+    pub(super) fn score(&self, seq: &Sequence) -> u32 {
+        if self.waiting.policy() != QueuePolicy::LongestPrefix {
+            return 0;
+        }
+        let max_blocks = ((seq.num_tokens() - 1) / self.kv.block_size()).min(MAX_SCORED_BLOCKS);
+        self.kv.num_cached_blocks(&seq.chain, &seq.tokens, max_blocks) * self.kv.block_size()
+    }
+
     fn close(&mut self, plan: &StepPlan) {
         assert_eq!(self.in_flight, Some(plan.step), "step {} is not the one in flight", plan.step);
         self.in_flight = None;
@@ -101,6 +133,9 @@ impl Scheduler {
         let seq = self.seqs[row.seq as usize].as_mut().expect("a planned row is live until its step is over");
         self.totals.computed_tokens += u64::from(row.num_tokens);
         self.totals.recomputed_tokens += u64::from(to.min(seq.computed_peak).saturating_sub(row.from));
+        // Tokens found in the cache and tokens computed again were served by nobody's turn.
+        let found = seq.computed_peak.max(row.from);
+        self.waiting.serve(seq.ticket.client, to.saturating_sub(found));
         seq.num_computed = to;
         seq.computed_peak = seq.computed_peak.max(to);
         self.kv.fill(&seq.table, row.from, to);
@@ -119,6 +154,7 @@ impl Scheduler {
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, first_new, to);
         if let Some((token, _)) = sampled {
             result.token = Some(token);
+            self.waiting.charge(seq.ticket.client, 1);
             result.finish = seq.append(token);
             if let Some(reason) = result.finish.clone() {
                 self.end(row.seq, Ok(reason));
@@ -133,7 +169,7 @@ impl Scheduler {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.kv.rewind(&mut seq.table, mark);
             }
-            Undo::Admit { seq: idx, cached_tokens, swapped } => {
+            Undo::Admit { seq: idx, cached_tokens, swapped, cost, paid, mark } => {
                 assert_eq!(self.running.pop(), Some(idx), "admissions are undone last to first");
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.free_slots.push(seq.slot.expect("an admitted sequence has a slot"));
@@ -141,17 +177,20 @@ impl Scheduler {
                 seq.cached_tokens = cached_tokens;
                 (seq.swapped, seq.restored_from) = (swapped, None);
                 seq.reset_progress();
-                self.waiting.push_front(idx);
+                seq.ticket.cost = cost;
+                self.waiting.discharge(seq.ticket.client, paid);
+                self.waiting.undo_take(idx, &seq.ticket, mark);
             }
-            Undo::Preempt { seq: idx, at, slot, num_computed, table } => {
-                assert_eq!(self.waiting.pop_front(), Some(idx), "preemptions are undone last to first");
+            Undo::Preempt { seq: idx, at, slot, num_computed, table, mark } => {
                 assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
                 let table = self.kv.resume(table);
-                let seq = self.seq_mut(idx);
+                let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
+                self.waiting.undo_put_back(&seq.ticket, mark);
                 seq.table = table;
                 seq.swapped = None;
                 seq.num_computed = num_computed;
                 seq.preemptions -= 1;
+                seq.ticket.is_resumed = seq.preemptions > 0;
                 seq.slot = Some(slot);
                 seq.status = super::SeqStatus::Running;
                 self.running.insert(at, idx);

@@ -1,7 +1,8 @@
 //! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
 
 use super::policy::{claimed_blocks, is_protected};
-use super::{CheckLevel, Scheduler, SeqIdx, SeqStatus, StepPlan};
+use super::queue::QueueMark;
+use super::{CheckLevel, ClientView, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
 
 impl Scheduler {
@@ -11,12 +12,13 @@ impl Scheduler {
             table: &seq.table,
             tokens: &seq.tokens,
             num_computed: seq.num_computed,
-            salt: seq.cache_salt,
+            key: seq.key,
             swapped: seq.swapped.as_ref(),
         });
         self.kv.check_integrity(held)?;
         self.check_partition()?;
         self.check_slots()?;
+        self.check_clients()?;
         for seq in self.running().chain(self.waiting()) {
             self.check_sequence(seq)?;
         }
@@ -85,7 +87,7 @@ impl Scheduler {
     fn check_partition(&self) -> Result<(), String> {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
-        let waiting = self.waiting.iter().map(|idx| (*idx, SeqStatus::Waiting));
+        let waiting = self.waiting.iter().map(|idx| (idx, SeqStatus::Waiting));
         for (idx, status) in running.chain(waiting) {
             times_seen[idx as usize] += 1;
             if self.seqs[idx as usize].as_ref().is_none_or(|seq| seq.status != status) {
@@ -103,6 +105,20 @@ impl Scheduler {
             return Err(format!("invariant 13: {num_live} sequences live, {num_listed} are listed"));
         }
         Ok(())
+    }
+
+    /// Every live request is counted once with its client, and the queue lists all that wait.
+    fn check_clients(&self) -> Result<(), String> {
+        let counted = self.clients().fold((0, 0), |sum, view| (sum.0 + view.running, sum.1 + view.waiting));
+        let listed = (self.running.len() as u32, self.waiting.len() as u32);
+        if counted != listed || self.waiting.iter().count() != self.waiting.len() {
+            return Err(format!("invariant 13: clients have (running, waiting) {counted:?}, {listed:?} are listed"));
+        }
+        let is_known = |seq: &super::Sequence| self.waiting.client(seq.client()).is_some();
+        match self.running().chain(self.waiting()).find(|seq| !is_known(seq)) {
+            Some(seq) => Err(format!("invariant 13: the client of request {} has no account", seq.id)),
+            None => Ok(()),
+        }
     }
 
     fn check_slots(&self) -> Result<(), String> {
@@ -159,6 +175,9 @@ pub struct StateView {
     pub host: Vec<crate::kv::HostView>,
     pub counts: crate::kv::KvCounts,
     pub totals: super::Totals,
+    /// Counters by client.
+    pub clients: Vec<ClientView>,
+    pub(super) queue_mark: QueueMark,
     pub places: Vec<SeqIdx>,
 }
 
@@ -195,6 +214,8 @@ impl Scheduler {
             swapped: seq.swapped.as_ref().map(|swapped| swapped.num_computed()),
             cached_tokens: seq.cached_tokens,
         };
+        let mut clients: Vec<ClientView> = self.clients().copied().collect();
+        clients.sort_unstable_by_key(|view| view.client);
         StateView {
             sequences: self.running().chain(self.waiting()).map(view).collect(),
             free_slots: self.free_slots.iter().map(|slot| slot.0).collect(),
@@ -204,7 +225,9 @@ impl Scheduler {
             host: self.kv.host_views().collect(),
             counts: self.kv.counts(),
             totals: self.totals,
-            places: self.running.iter().chain(&self.waiting).copied().collect(),
+            clients,
+            queue_mark: self.waiting.mark(),
+            places: self.running.iter().copied().chain(self.waiting.iter()).collect(),
         }
     }
 }

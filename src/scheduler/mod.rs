@@ -9,29 +9,33 @@
 //! It reads no clock: budgets and step numbers come in with [`PlanInputs`].
 //! It does not look at text: the engine decides stop strings and calls [`Scheduler::finish`].
 
+mod clients;
 mod commit;
 mod integrity;
 mod plan;
 mod planner;
 mod policy;
 mod preemption;
+mod queue;
 mod sequence;
 
+pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
 pub use preemption::{PreemptCosts, PreemptionMode};
+pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::{BlockTable, KvCache};
+use crate::kv::{BlockTable, CacheKey, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use planner::Undo;
+use queue::{QueueConfig, WaitingQueue};
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
 
 /// At most so many waiting requests are given a reason per step.
 pub const MAX_REASONS: usize = 64;
@@ -53,6 +57,10 @@ pub struct SchedulerConfig {
     pub watermark_blocks: u32,
     /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
     pub max_preemptions: u32,
+    /// Who is admitted first.
+    pub queue_policy: QueuePolicy,
+    /// Steps of waiting that make up for one level of priority, or for the longest cached prefix; at least 1.
+    pub aging_steps: u32,
     pub victim: VictimPolicy,
     pub preemption: PreemptionMode,
     pub check: CheckLevel,
@@ -100,7 +108,7 @@ pub struct Scheduler {
     vacant: Vec<SeqIdx>,
     by_id: FxHashMap<RequestId, SeqIdx>,
     running: Vec<SeqIdx>,
-    waiting: VecDeque<SeqIdx>,
+    waiting: WaitingQueue,
     free_slots: Vec<SeqSlot>,
     /// The step that is planned and neither committed nor released.
     in_flight: Option<u64>,
@@ -109,6 +117,13 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     ended: Vec<Ended>,
     totals: Totals,
+    /// The last step planned: the clock of aging.
+    last_step: u64,
+    /// Where the next look at cached prefixes of waiting requests begins, and how many places are left to look at.
+    rescore_at: usize,
+    rescore_left: usize,
+    kv_changes: u64,
+    num_looked_at: u64,
     order: Vec<SeqIdx>, // scratch: the running list at the start of a pass
 }
 
@@ -126,18 +141,27 @@ impl Scheduler {
             vacant: Vec::new(),
             by_id: FxHashMap::default(),
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            waiting: WaitingQueue::new(QueueConfig {
+                policy: config.queue_policy,
+                aging_steps: config.aging_steps,
+                max_model_len: config.max_model_len,
+            }),
             free_slots: all_slots(config.max_num_seqs),
             in_flight: None,
             undo: Vec::new(),
             deferred: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            last_step: 0,
+            rescore_at: 0,
+            rescore_left: 0,
+            kv_changes: 0,
+            num_looked_at: 0,
             order: Vec::new(),
         }
     }
 
-    /// Puts a request at the end of the queue, or refuses it: what can never fit does not wait. Allowed while a step is
+    /// Puts a request in the queue, or refuses it: what can never fit does not wait. Allowed while a step is
     /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
     pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
@@ -145,9 +169,10 @@ impl Scheduler {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
         let max_total = self.max_total(&new)?;
-        let chain = self.kv.new_chain(new.cache_salt);
+        let chain = self.kv.new_chain(CacheKey { salt: new.cache_salt, adapter: new.adapter });
         let id = new.id;
-        let seq = Sequence::new(new, chain, max_total);
+        let mut seq = Sequence::new(new, chain, max_total, self.last_step);
+        seq.ticket.cached_tokens = self.score(&seq);
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
             None => {
@@ -155,9 +180,9 @@ impl Scheduler {
                 self.seqs.len() as SeqIdx - 1
             }
         };
+        self.waiting.arrive(idx, &seq.ticket);
         self.seqs[idx as usize] = Some(seq);
         self.by_id.insert(id, idx);
-        self.waiting.push_back(idx);
         Ok(())
     }
 
@@ -204,14 +229,16 @@ impl Scheduler {
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
         live.sort_unstable();
         self.running.clear();
-        self.waiting = live.iter().map(|(_, idx)| *idx).collect();
         let total = self.kv.num_usable();
         for (id, idx) in live {
             let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
+            if seq.status == SeqStatus::Running {
+                self.waiting.put_back(idx, &seq.ticket);
+            }
             seq.reset_progress();
             (seq.swapped, seq.restored_from) = (None, None);
             seq.table = BlockTable::new(id);
-            seq.chain = self.kv.new_chain(seq.cache_salt);
+            seq.chain = self.kv.new_chain(seq.key);
             seq.chain.extend(&seq.tokens);
             if seq.stop.max_tokens.is_none() {
                 seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
@@ -255,7 +282,17 @@ impl Scheduler {
 
     /// In queue order.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Sequence> {
-        self.waiting.iter().map(|idx| self.seq(*idx))
+        self.waiting.iter().map(|idx| self.seq(idx))
+    }
+
+    /// The accounts of all clients that are remembered, in no order.
+    pub fn clients(&self) -> impl Iterator<Item = &ClientView> {
+        self.waiting.clients()
+    }
+
+    /// Sequences that planning has looked at since start, once for each time: what a step costs, without a clock.
+    pub fn num_looked_at(&self) -> u64 {
+        self.num_looked_at
     }
 
     /// Running sequences that need one token only.
@@ -305,8 +342,12 @@ impl Scheduler {
         let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),
-            SeqStatus::Waiting => self.waiting.retain(|other| *other != idx),
+            SeqStatus::Waiting => {}
         }
+        // What was charged and never computed is given back.
+        let paid = if seq.ticket.cost > 0 { 0 } else { seq.num_prompt - seq.cached_tokens.unwrap_or(0) };
+        let used = seq.computed_peak.min(seq.num_prompt).saturating_sub(seq.cached_tokens.unwrap_or(0));
+        self.waiting.leave(&seq.ticket, seq.status == SeqStatus::Running, paid.saturating_sub(used));
         if let Some(slot) = seq.slot {
             self.free_slots.push(slot);
         }

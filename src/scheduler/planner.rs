@@ -3,6 +3,7 @@
 use super::plan::PreemptMode;
 use super::policy::{self, Room};
 use super::preemption::PreemptCosts;
+use super::queue::{QueueMark, QueuePolicy};
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
 };
@@ -26,9 +27,26 @@ pub struct PlanInputs {
 /// How to take back one change of the scheduler's state; applied last to first.
 #[derive(Debug)]
 pub(super) enum Undo {
-    Grow { seq: SeqIdx, mark: TableMark },
-    Admit { seq: SeqIdx, cached_tokens: Option<u32>, swapped: Option<SwappedTable> },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, table: SuspendedTable },
+    Grow {
+        seq: SeqIdx,
+        mark: TableMark,
+    },
+    Admit {
+        seq: SeqIdx,
+        cached_tokens: Option<u32>,
+        swapped: Option<SwappedTable>,
+        cost: u32,
+        paid: u32,
+        mark: QueueMark,
+    },
+    Preempt {
+        seq: SeqIdx,
+        at: usize,
+        slot: SeqSlot,
+        num_computed: u32,
+        table: SuspendedTable,
+        mark: QueueMark,
+    },
 }
 
 /// A plan being made.
@@ -56,6 +74,8 @@ impl Scheduler {
         assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
         self.kv.begin(inputs.step);
         self.in_flight = Some(inputs.step);
+        self.last_step = inputs.step;
+        self.num_looked_at += self.running.len() as u64;
         let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
         let mut draft = Draft {
             plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
@@ -167,7 +187,7 @@ impl Scheduler {
         });
     }
 
-    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
+    /// Puts a running sequence back in the queue. What it had in this plan is given back.
     fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
         if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
             let row = draft.plan.rows.remove(at);
@@ -181,11 +201,14 @@ impl Scheduler {
         let mode = self.preempt_mode(victim, draft.costs);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
+        let mark = self.waiting.mark();
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
         let (slot, num_computed) = (seq.slot.expect("a running sequence has a slot"), seq.num_computed);
         let table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
         seq.reset_progress();
         seq.preemptions += 1;
+        seq.ticket.is_resumed = true;
+        self.waiting.put_back(victim, &seq.ticket);
         let table = match mode {
             PreemptMode::Recompute => self.kv.suspend(table),
             PreemptMode::Swap => {
@@ -194,9 +217,8 @@ impl Scheduler {
                 table
             }
         };
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table, mark });
         self.free_slots.push(slot);
-        self.waiting.push_front(victim);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
@@ -211,7 +233,8 @@ impl Scheduler {
     /// Admits from the head of the queue while the whole of each fits; says what stopped it.
     fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
         let mut promised: u32 = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
-        while let Some(&idx) = self.waiting.front() {
+        while let Some(idx) = self.waiting.first() {
+            self.num_looked_at += 1;
             let Some(&slot) = self.free_slots.last() else {
                 return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
             };
@@ -232,8 +255,6 @@ impl Scheduler {
             if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
                 return Some(reason);
             }
-            self.waiting.pop_front();
-            self.free_slots.pop();
             self.join(idx, slot, query_tokens, num_tokens, draft);
             promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
         }
@@ -256,14 +277,21 @@ impl Scheduler {
 
     /// Moves a waiting sequence into the batch with the hit just looked up.
     fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
+        self.free_slots.pop();
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
+        let mark = self.waiting.take(&seq.ticket);
         let swapped = seq.swapped.take();
-        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, swapped: swapped.clone() });
+        let kept = swapped.clone();
         self.kv.attach(&mut seq.table, query_tokens);
         let found_tokens = seq.table.slots();
         let (first, cached_tokens) = self.kv.restore(&mut seq.table, swapped);
         let restored_tokens = cached_tokens - found_tokens;
         seq.restored_from = (restored_tokens > 0).then_some(first);
+        // Paid once, for what is computed of the prompt.
+        let cost = std::mem::take(&mut seq.ticket.cost);
+        let paid = cost.saturating_sub(cached_tokens);
+        self.waiting.charge(seq.ticket.client, paid);
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, swapped: kept, cost, paid, mark });
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
         seq.num_computed = cached_tokens;
@@ -277,17 +305,25 @@ impl Scheduler {
         self.plan_row(idx, num_tokens, Some(joined), draft);
     }
 
-    fn explain_waiting(&self, plan: &mut StepPlan, binding: Option<WaitReason>) {
+    fn explain_waiting(&mut self, plan: &mut StepPlan, binding: Option<WaitReason>) {
         plan.num_running = self.running.len() as u32;
         plan.num_waiting = self.waiting.len() as u32;
-        for (position, seq) in self.waiting().take(MAX_REASONS).enumerate() {
+        plan.binding = binding;
+        let is_fair = self.waiting.policy() == QueuePolicy::Fair;
+        let Some(first) = self.waiting.first().map(|idx| self.seq(idx).ticket) else { return };
+        for (position, idx) in self.waiting.iter().take(MAX_REASONS).enumerate() {
+            let ticket = self.seq(idx).ticket;
             let reason = match (position, binding) {
                 (_, Some(WaitReason::Preemption)) => WaitReason::Preemption,
                 (0, Some(reason)) => reason,
+                _ if is_fair && ticket.client != first.client && ticket.id < first.id => {
+                    WaitReason::Share { ahead: first.id }
+                }
                 (position, _) => WaitReason::Behind { position: position as u32 },
             };
-            plan.waiting.push((seq.id, reason));
+            plan.waiting.push((ticket.id, reason));
         }
+        self.num_looked_at += plan.waiting.len() as u64;
     }
 }
 

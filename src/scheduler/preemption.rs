@@ -96,8 +96,8 @@ impl Scheduler {
     }
 
     /// Identities of a prompt's full blocks that neither pool nor host memory holds.
-    pub fn missing(&mut self, cache_salt: u64, prompt: &[crate::ids::TokenId]) -> Vec<ContentId> {
-        self.kv.missing(cache_salt, prompt)
+    pub fn missing(&mut self, key: crate::kv::CacheKey, prompt: &[crate::ids::TokenId]) -> Vec<ContentId> {
+        self.kv.missing(key, prompt)
     }
 
     /// See [`crate::kv::KvCache::adopt`].

@@ -1,7 +1,8 @@
 //! One request as the scheduler sees it: tokens, and how many of them have their K and V in the cache.
 
+use super::queue::Ticket;
 use crate::ids::{RequestId, SeqSlot, TokenId};
-use crate::kv::{BlockTable, PrefixChain, SwappedTable};
+use crate::kv::{BlockTable, CacheKey, PrefixChain, SwappedTable};
 use crate::protocol::{FinishReason, SamplingParams, StopRules, Usage};
 use rustc_hash::FxHashMap;
 
@@ -22,6 +23,10 @@ pub struct NewSequence {
     pub priority: i32,
     /// Prefix blocks are shared only between equal salts.
     pub cache_salt: u64,
+    /// The weights' adapter; prefix blocks are shared only between equal ones. 0 is none.
+    pub adapter: u64,
+    /// Whose request it is: the fair policy shares between clients.
+    pub client: u64,
 }
 
 /// Where a sequence is.
@@ -48,8 +53,9 @@ pub struct Sequence {
     pub(super) biases: Vec<(TokenId, f32)>,
     pub(super) stop: StopRules,
     pub(super) stop_ids: Vec<TokenId>,
-    pub(super) priority: i32,
-    pub(super) cache_salt: u64,
+    pub(super) key: CacheKey,
+    /// Its place in the queue.
+    pub(super) ticket: Ticket,
     /// Prompt, then output.
     pub(super) tokens: Vec<TokenId>,
     pub(super) num_prompt: u32,
@@ -77,7 +83,8 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(new: NewSequence, chain: PrefixChain, max_total: u32) -> Self {
+    /// `since` is the step of its arrival.
+    pub(super) fn new(new: NewSequence, chain: PrefixChain, max_total: u32, since: u64) -> Self {
         let mut stop_ids = new.stop.stop_token_ids.clone();
         if !new.stop.ignore_eos {
             stop_ids.extend_from_slice(&new.eos_ids);
@@ -91,8 +98,16 @@ impl Sequence {
             seed: new.seed,
             stop: new.stop,
             stop_ids,
-            priority: new.priority,
-            cache_salt: new.cache_salt,
+            key: CacheKey { salt: new.cache_salt, adapter: new.adapter },
+            ticket: Ticket {
+                id: new.id,
+                client: new.client,
+                priority: new.priority,
+                since,
+                cached_tokens: 0,
+                cost: num_prompt,
+                is_resumed: false,
+            },
             tokens: new.prompt,
             num_prompt,
             max_total,
@@ -185,12 +200,18 @@ impl Sequence {
         self.cached_tokens
     }
 
-    pub fn priority(&self) -> i32 {
-        self.priority
+    /// What its prefix blocks are shared by, besides the tokens.
+    pub fn cache_key(&self) -> CacheKey {
+        self.key
     }
 
-    pub fn cache_salt(&self) -> u64 {
-        self.cache_salt
+    pub fn priority(&self) -> i32 {
+        self.ticket.priority
+    }
+
+    /// Whose request it is.
+    pub fn client(&self) -> u64 {
+        self.ticket.client
     }
 
     pub fn sampling(&self) -> &SamplingParams {
@@ -305,10 +326,12 @@ mod tests {
             seed: 0,
             stop,
             eos_ids: vec![2],
-            priority: 0,
             cache_salt: 0,
+            adapter: 0,
+            priority: 0,
+            client: 0,
         };
-        Sequence::new(new, kv.new_chain(0), 8)
+        Sequence::new(new, kv.new_chain(CacheKey::default()), 8, 0)
     }
 
     #[test]

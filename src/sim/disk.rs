@@ -2,7 +2,7 @@
 
 use crate::executor::Executor;
 use crate::ids::HostSlot;
-use crate::kv::{CachedContent, ContentId};
+use crate::kv::{CacheKey, CachedContent, ContentId};
 use crate::scheduler::{NewSequence, Scheduler};
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl Disk {
         if self.files.is_empty() {
             return Ok(slots);
         }
-        for id in scheduler.missing(new.cache_salt, &new.prompt) {
+        for id in scheduler.missing(CacheKey { salt: new.cache_salt, adapter: new.adapter }, &new.prompt) {
             let Some((content, bytes)) = self.files.get(&id).cloned() else { break };
             let Some(slot) = scheduler.adopt(&content) else { break };
             self.keep(scheduler.take_spilled(), executor);

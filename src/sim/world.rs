@@ -4,7 +4,10 @@ use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
 use crate::protocol::{SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, NewSequence, PreemptionMode, SchedulerConfig, VictimPolicy};
+use crate::scheduler::{CheckLevel, NewSequence, PreemptionMode, QueuePolicy, SchedulerConfig, VictimPolicy};
+
+const POLICIES: [QueuePolicy; 4] =
+    [QueuePolicy::Fcfs, QueuePolicy::Priority, QueuePolicy::LongestPrefix, QueuePolicy::Fair];
 
 /// A world before its first step.
 pub(super) struct World {
@@ -54,6 +57,8 @@ impl World {
             long_prefill_cap: if rng.percent(50) { 1000 } else { rng.range(1, 9) },
             watermark_blocks: if rng.percent(50) { 0 } else { rng.range(1, 3) },
             max_preemptions: if rng.percent(50) { 1000 } else { rng.range(0, 3) },
+            queue_policy: POLICIES[rng.range(0, 3) as usize],
+            aging_steps: if rng.percent(50) { 256 } else { rng.range(1, 20) },
             victim: [VictimPolicy::LastIn, VictimPolicy::LeastComputed, VictimPolicy::Priority]
                 [rng.range(0, 2) as usize],
             preemption: match rng.range(0, 3) {
@@ -116,8 +121,10 @@ impl World {
                 ignore_eos: rng.percent(50),
             },
             eos_ids: vec![1],
-            priority: if rng.percent(50) { 0 } else { rng.range(0, 6) as i32 - 3 },
             cache_salt: if rng.percent(80) { 0 } else { 7 },
+            adapter: if rng.percent(90) { 0 } else { 7 },
+            priority: rng.range(0, 4) as i32 - 2,
+            client: u64::from(rng.range(0, 3)),
         }
     }
 

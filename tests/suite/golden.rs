@@ -20,8 +20,21 @@ const DEFAULT: f32 = 4e-2;
 const DEFAULT_KL: f64 = 2e-3;
 
 /// Folders under `tiny/` of the families that load.
-const FAMILIES: [&str; 7] =
-    ["llama", "llama_tied_llama3rope", "llama_yarn", "llama_linear_bias", "mistral_swa", "qwen2_sharded", "qwen3_bf16"];
+const FAMILIES: [&str; 13] = [
+    "llama",
+    "llama_tied_llama3rope",
+    "llama_yarn",
+    "llama_linear_bias",
+    "mistral_swa",
+    "qwen2_sharded",
+    "qwen3_bf16",
+    "gemma3_text",
+    "phi3_f16",
+    "gpt2",
+    "gpt_neox",
+    "stablelm",
+    "starcoder2",
+];
 /// Folders under `gguf/` of the types that load on the GPU.
 const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 

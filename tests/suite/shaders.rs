@@ -7,7 +7,9 @@ use std::path::Path;
 use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
-use kvasir::kernels::{attention, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants};
+use kvasir::kernels::{
+    attention, embed, logit_cap, matmul, mlp, norm, quantise, rope_kv_write, sample, step_meta, variants,
+};
 
 struct Variant {
     name: String,
@@ -123,12 +125,13 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("penalties", logits()),
         ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
         ("sample", logits()),
-        ("embed", mirror!(embed::Params: first_row num_rows stride)),
+        ("embed", mirror!(embed::Params: first_row num_rows stride scale)),
         ("matmul_f32", product()),
         ("matmul_i8", product()),
-        ("norm", mirror!(norm::Params: k stride eps)),
+        ("norm", mirror!(norm::Params: k stride eps scale)),
         ("quantise", mirror!(quantise::Params: stride)),
-        ("swiglu", mirror!(swiglu::Params: k x_stride up_offset y_stride)),
+        ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride)),
+        ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])
 }
 

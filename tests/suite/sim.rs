@@ -9,8 +9,8 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, RowKind, Scheduler, SchedulerConfig,
-    StepPlan, VictimPolicy, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, RowKind, Scheduler,
+    SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
@@ -92,6 +92,8 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
         long_prefill_cap: 64,
         watermark_blocks: 0,
         max_preemptions: 1_000,
+        queue_policy: QueuePolicy::Fcfs,
+        aging_steps: 256,
         victim: VictimPolicy::LastIn,
         preemption: PreemptionMode::Auto,
         check: CheckLevel::Full,
@@ -132,8 +134,10 @@ impl Engine {
             seed: 0,
             stop,
             eos_ids: Vec::new(),
-            priority: 0,
             cache_salt: 0,
+            adapter: 0,
+            priority: 0,
+            client: 0,
         })
     }
 

@@ -1,19 +1,19 @@
 //! One block's content as a file.
 //!
 //! Layout, little-endian: magic with the format's version (8 bytes), identity of model and format (32), block size (u32),
-//! zero (u32), salt (u64), chained hash (u64), content identity (32), parent's identity (32), length of the bytes (u64),
+//! zero (u32), salt (u64), adapter (u64), chained hash (u64), content identity (32), parent's identity (32), length of the bytes (u64),
 //! tokens (u32 each), the bytes of keys and values as the executor lays them out, and XXH3-64 over all of that.
 //!
 //! Guarantees: what [`decode`] gives is whole and unchanged, belongs to this model and format, and is what it was asked
 //! for: checksum, identity, tokens and parent are all compared. Whatever else a file holds is refused with the reason.
 
 use crate::ids::{HostSlot, TokenId};
-use crate::kv::{CachedContent, ContentId};
+use crate::kv::{CacheKey, CachedContent, ContentId};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Names the format; another version is another magic.
 const MAGIC: [u8; 8] = *b"KVASIR\x01\n";
-const HEADER_BYTES: usize = 8 + 32 + 4 + 4 + 8 + 8 + 32 + 32 + 8;
+const HEADER_BYTES: usize = 8 + 32 + 4 + 4 + 8 + 8 + 8 + 32 + 32 + 8;
 const CHECKSUM_BYTES: usize = 8;
 
 /// What every file of a folder has in common.
@@ -55,7 +55,8 @@ pub fn encode(format: &Format, content: &CachedContent, bytes: &[u8]) -> Vec<u8>
     file.extend_from_slice(&format.identity);
     file.extend_from_slice(&format.block_size.to_le_bytes());
     file.extend_from_slice(&0u32.to_le_bytes());
-    file.extend_from_slice(&content.salt.to_le_bytes());
+    file.extend_from_slice(&content.key.salt.to_le_bytes());
+    file.extend_from_slice(&content.key.adapter.to_le_bytes());
     file.extend_from_slice(&content.hash.to_le_bytes());
     file.extend_from_slice(&content.id.0);
     file.extend_from_slice(&content.parent.0);
@@ -93,6 +94,7 @@ pub fn decode(format: &Format, id: &ContentId, file: &[u8]) -> Result<(CachedCon
     }
     let _zero: [u8; 4] = rest.array().ok_or(cut)?;
     let salt = u64::from_le_bytes(rest.array().ok_or(cut)?);
+    let adapter = u64::from_le_bytes(rest.array().ok_or(cut)?);
     let hash = u64::from_le_bytes(rest.array().ok_or(cut)?);
     let found = ContentId(rest.array().ok_or(cut)?);
     let parent = ContentId(rest.array().ok_or(cut)?);
@@ -102,7 +104,8 @@ pub fn decode(format: &Format, id: &ContentId, file: &[u8]) -> Result<(CachedCon
     if found != *id || parent.child(&tokens) != found || num_bytes != format.bytes_per_block {
         return Err(FileFault::OtherContent);
     }
-    let content = CachedContent { host: HostSlot(u32::MAX), id: found, parent, salt, hash, tokens };
+    let content =
+        CachedContent { host: HostSlot(u32::MAX), id: found, parent, key: CacheKey { salt, adapter }, hash, tokens };
     Ok((content, bytes[..num_bytes as usize].to_vec()))
 }
 
@@ -124,8 +127,9 @@ mod tests {
     const FORMAT: Format = Format { identity: [7; 32], block_size: 2, bytes_per_block: 12 };
 
     fn content() -> CachedContent {
-        let (parent, tokens) = (ContentId::root(3), vec![5, 6]);
-        CachedContent { host: HostSlot(u32::MAX), id: parent.child(&tokens), parent, salt: 3, hash: 9, tokens }
+        let key = CacheKey { salt: 3, adapter: 4 };
+        let (parent, tokens) = (ContentId::root(key), vec![5, 6]);
+        CachedContent { host: HostSlot(u32::MAX), id: parent.child(&tokens), parent, key, hash: 9, tokens }
     }
 
     #[test]

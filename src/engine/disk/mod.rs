@@ -307,13 +307,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::ids::HostSlot;
+    use crate::kv::CacheKey;
 
     const FORMAT: Format = Format { identity: [7; 32], block_size: 2, bytes_per_block: 8 };
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn content(n: u32) -> CachedContent {
-        let (parent, tokens) = (ContentId::root(0), vec![n, n]);
-        CachedContent { host: HostSlot(u32::MAX), id: parent.child(&tokens), parent, salt: 0, hash: 1, tokens }
+        let key = CacheKey::default();
+        let (parent, tokens) = (ContentId::root(key), vec![n, n]);
+        CachedContent { host: HostSlot(u32::MAX), id: parent.child(&tokens), parent, key, hash: 1, tokens }
     }
 
     fn open(dir: &Path, max_files: u64) -> (DiskTier, Receiver<Fetched>) {
