@@ -19,7 +19,9 @@ use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, RunError, Usage};
-use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
+use crate::scheduler::{
+    self, Committed, DEFAULT_WATERMARK_PERCENT, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan,
+};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -88,7 +90,7 @@ impl EngineCore {
             // Submit counts new requests only; preempted ones wait beside them.
             max_waiting: options.max_queue.saturating_add(options.max_num_seqs),
             long_prefill_cap: max_tokens_per_step,
-            watermark_blocks: executor.num_blocks() / 100,
+            watermark_blocks: (u64::from(executor.num_blocks()) * u64::from(DEFAULT_WATERMARK_PERCENT) / 100) as u32,
             max_preemptions: MAX_PREEMPTIONS,
             victim: record::victim_policy(options.victim_policy),
             preemption: options.preemption,
