@@ -19,7 +19,9 @@ use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, RunError, Usage};
-use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
+use crate::scheduler::{
+    self, Committed, DEFAULT_WATERMARK_PERCENT, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan,
+};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -94,7 +96,7 @@ impl EngineCore {
                 0 => max_tokens_per_step,
                 threshold => threshold.min(max_tokens_per_step),
             },
-            watermark_blocks: executor.num_blocks() / 100,
+            watermark_blocks: (u64::from(executor.num_blocks()) * u64::from(DEFAULT_WATERMARK_PERCENT) / 100) as u32,
             max_preemptions: MAX_PREEMPTIONS,
             queue_policy: record::queue_policy(options.scheduling_policy),
             aging_steps: AGING_STEPS,

@@ -24,7 +24,7 @@ pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
-pub use preemption::{PreemptCosts, PreemptionMode};
+pub use preemption::{DEFAULT_WATERMARK_PERCENT, PreemptCosts, PreemptionMode};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 

@@ -13,5 +13,6 @@ mod sampling;
 mod shaders;
 mod sim;
 mod support;
+mod swap;
 mod tidy;
 mod tokenizers;

@@ -9,8 +9,8 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, RowKind, Scheduler,
-    SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
+    CheckLevel, DEFAULT_WATERMARK_PERCENT, Ended, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy,
+    RowKind, Scheduler, SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;

@@ -41,13 +41,13 @@ impl EngineCore {
         if prefetch.keep_cached(&self.scheduler, executor.as_ref()) {
             return true;
         }
-        self.step += 1;
         let tier = prefetch.tier();
-        let plan = self.scheduler.plan_save(self.step, SAVE_BLOCKS, &|id| tier.was_offered(id));
+        let plan = self.scheduler.plan_save(self.step + 1, SAVE_BLOCKS, &|id| tier.was_offered(id));
         prefetch.keep_spilled(&mut self.scheduler, executor.as_ref());
         let has_work = !plan.is_empty();
         let mut outcome = Ok(StepOutput::default());
         if has_work {
+            self.step += 1;
             StepBatch::build(&mut self.batch, &plan, &self.scheduler);
             outcome = executor.launch(&self.batch).and_then(|handle| executor.wait(handle));
         }
