@@ -231,7 +231,7 @@ fn identity(model: &Model, options: &EngineOptions, adapter: &AdapterSummary) ->
     for role in model.spec().roles() {
         if let Some(view) = model.weight(role)? {
             hash.update(format!("{role:?} {:?} {:?}", view.dtype, view.shape));
-            hash.update(xxh3_128(view.bytes).to_le_bytes());
+            hash.update(xxh3_128(&view.bytes).to_le_bytes());
         }
     }
     Ok(hash.finalize().into())
