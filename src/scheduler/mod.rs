@@ -53,7 +53,7 @@ pub struct SchedulerConfig {
     pub max_waiting: u32,
     /// Tokens of one prompt per step at most; at least 1.
     pub long_prefill_cap: u32,
-    /// Blocks kept free by admissions while anybody runs.
+    /// Blocks kept free by admissions for the growth of what runs, at most a few for each that runs.
     pub watermark_blocks: u32,
     /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
     pub max_preemptions: u32,

@@ -2,7 +2,7 @@
 
 use super::plan::PreemptMode;
 use super::policy::{self, Room};
-use super::preemption::PreemptCosts;
+use super::preemption::{GROWTH_BLOCKS, PreemptCosts};
 use super::queue::{QueueMark, QueuePolicy};
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
@@ -250,7 +250,7 @@ impl Scheduler {
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
-            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
+            let watermark = self.config.watermark_blocks.min(GROWTH_BLOCKS * self.running.len() as u32);
             let room = Room { available: self.kv.num_available(), promised, watermark };
             if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
                 return Some(reason);

