@@ -3,6 +3,9 @@
 use crate::ids::{BlockId, HostSlot, SeqSlot, TokenId};
 use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
+use prefix_groups::{PrefixGroups, Tables};
+
+pub mod prefix_groups;
 
 pub use crate::scheduler::HostTransfer;
 
@@ -31,6 +34,8 @@ pub struct StepBatch {
     /// `logit_bias` entries, each token once per row.
     pub biases: Vec<(TokenId, f32)>,
     pub bias_start: Vec<u32>, // [num_logits + 1]
+    /// Rows whose tables begin with the same blocks: they may read them together. [`StepBatch::find_groups`] fills it.
+    pub groups: PrefixGroups,
     /// Content to be copied between blocks and host memory before anything is computed: first all that goes out, then
     /// all that comes in.
     pub swap_out: Vec<HostTransfer>,
@@ -65,6 +70,9 @@ pub struct RowSampling {
     pub position: u32,
     /// Number of alternatives to report; `None` reports nothing.
     pub logprobs: Option<u8>,
+    /// A beam of a search: penalties and biases change log-probabilities, which are not normalised again, as
+    /// transformers does it. For any other row they change logits.
+    pub is_beam: bool,
 }
 
 /// A token seen before in this sequence.
@@ -86,6 +94,11 @@ impl StepBatch {
         self.logit_tokens.len()
     }
 
+    /// True when penalties or biases act on this logit row.
+    pub fn changes_logits(&self, l: usize) -> bool {
+        self.penalty_start[l] < self.penalty_start[l + 1] || self.bias_start[l] < self.bias_start[l + 1]
+    }
+
     /// Empties every array, keeping capacity.
     pub fn clear(&mut self) {
         let StepBatch {
@@ -105,10 +118,12 @@ impl StepBatch {
             penalty_start,
             biases,
             bias_start,
+            groups,
             swap_out,
             swap_in,
             want,
         } = self;
+        groups.clear();
         *step = 0;
         *block_size = 0;
         *want = Want::Ids;
@@ -183,6 +198,7 @@ impl RowSampling {
             seed,
             position: 0,
             logprobs: params.logprobs,
+            is_beam: false,
         }
     }
 }
@@ -212,6 +228,18 @@ impl StepBatch {
                 logits,
             });
         }
+        self.find_groups();
+    }
+
+    /// Finds rows that share leading blocks, once all rows are in.
+    pub fn find_groups(&mut self) {
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.find(self.tables());
+        self.groups = groups;
+    }
+
+    fn tables(&self) -> Tables<'_> {
+        Tables { block_size: self.block_size, blocks: &self.block_tables, start: &self.block_table_start }
     }
 
     /// Empties the batch for a step, to be filled with [`StepBatch::push_row`].
@@ -305,7 +333,8 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
-        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))
+        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))?;
+        self.groups.check(self.tables())
     }
 
     /// Checks the transfers between blocks and `num_host_blocks` places in host memory: every id is in range, no place is

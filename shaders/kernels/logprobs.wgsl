@@ -1,5 +1,6 @@
 // For logit rows that ask: ln of the sum of exp over the row, and the most likely tokens, most likely first, the lowest
-// id first on ties; sampling/reference.rs `logprobs`. Penalties and biases count, temperature does not.
+// id first on ties; sampling/reference.rs `logprobs`. Penalties and biases count, temperature does not. Rows that
+// `penalties` made log-probabilities (sampling word 11) are taken as they are.
 // Grid: num_logits workgroups.
 #import grid
 #import step
@@ -90,7 +91,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       }
       lane_f[lane] = sum.x + sum.y + sum.z + sum.w;
       reduce_sum(lane);
-      logsumexp = before + log(lane_f[0]);
+      logsumexp = select(before + log(lane_f[0]), 0.0, sampling_word(at, 11u) == 1u);
       workgroupBarrier();
     }
     if lane == 0u {

@@ -23,7 +23,8 @@ fn logit_token(logit: u32) -> u32 { return step_meta[step_meta[11] + logit]; }
 
 const SAMPLING_WORDS: u32 = 12u;
 /// Word `word` of a logit row's sampling parameters: 0 temperature, 1 top_k (u32), 2 top_p, 3 min_p, 4 repetition,
-/// 5 presence, 6 frequency, 7 seed low, 8 seed high, 9 position, 10 logprobs or 0xffffffff, 11 zero.
+/// 5 presence, 6 frequency, 7 seed low, 8 seed high, 9 position, 10 logprobs or 0xffffffff,
+/// 11 one where penalties and biases change log-probabilities (a beam search's row that has some), else zero.
 fn sampling_word(logit: u32, word: u32) -> u32 { return step_meta[step_meta[12] + logit * SAMPLING_WORDS + word]; }
 fn penalty_start(logit: u32) -> u32 { return step_meta[step_meta[13] + logit]; }
 /// (token, occurrences in the output)
@@ -32,3 +33,15 @@ fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[15] + logit]; }
 /// (token, bits of the f32 bias)
 fn bias(idx: u32) -> vec2<u32> { let at = step_meta[16] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
 fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[17] + row]; }
+
+// How attention is cut into workgroups: see kernels/attention_work.rs.
+fn num_single_items() -> u32 { return step_meta[24]; }
+fn num_items() -> u32 { return step_meta[25]; }
+fn num_merges() -> u32 { return step_meta[26]; }
+const ITEM_WORDS: u32 = 5u;
+/// 0 first work token, 1 work tokens, 2 first range, 3 end of the ranges, 4 one when partial.
+fn item_word(item: u32, word: u32) -> u32 { return step_meta[step_meta[27] + item * ITEM_WORDS + word]; }
+/// (token, slot of its range 0)
+fn work_token(idx: u32) -> vec2<u32> { let at = step_meta[28] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
+/// 0 token, 1 slot of its range 0, 2 first range, 3 end of the ranges.
+fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[29] + merge * 4u + word]; }

@@ -41,6 +41,9 @@ pub struct GenerateArgs {
     /// At most this many tokens per output (default: 256, less where the context ends before)
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<HumanInt>,
+    /// Compute this prefix first and keep it: text, or token ids in a .json file (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub pin_prefix: Vec<PathBuf>,
     /// Print one JSON object per prompt
     #[arg(long)]
     pub json: bool,
@@ -71,6 +74,7 @@ pub fn run(args: &GenerateArgs) -> CliResult {
     let session = session::open(&args.model, args.sampling.seed, |options| {
         options.max_queue = options.max_queue.max(num_requests as u32);
     })?;
+    session::pin_prefixes(&session, &args.pin_prefix)?;
     let mut prompts = token_prompts.unwrap_or_default();
     for text in args.prompt.iter().chain(&args.prompts) {
         prompts.push(encode(args, &session.model, text)?);

@@ -12,16 +12,15 @@ use super::options::{CheckLevel, EngineOptions};
 use super::output::TextOutput;
 use super::preempt_meter::PreemptMeter;
 use super::prefetch::Prefetch;
-use super::record;
 use super::run_state::{LiveRun, StepTime};
+use super::{record, recorder};
 use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
-use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, RunError, Usage};
-use crate::scheduler::{
-    self, Committed, DEFAULT_WATERMARK_PERCENT, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan,
-};
+use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunError, Usage};
+use crate::recording::Recorder;
+use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,6 +31,8 @@ mod tiers;
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
+/// Waiting requests that a snapshot shows.
+const MAX_WAITING_SHOWN: usize = 512;
 /// Ended requests that a snapshot still shows.
 const MAX_FINISHED: usize = 64;
 /// Failures of a step in a row before the requests of its plan are ended.
@@ -54,15 +55,15 @@ pub enum StepOutcome {
 
 /// Scheduler, cache, executor and clients of one loaded model.
 pub struct EngineCore {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     model: Arc<LoadedModel>,
     options: EngineOptions,
     /// `None` only while it is rebuilt.
     executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     batch: StepBatch,
-    runs: HashMap<RequestId, LiveRun>,
+    pub(super) runs: HashMap<RequestId, LiveRun>,
     budget: AdaptiveBudget,
     meter: PreemptMeter,
     /// The disk tier of the prefix cache, where there is one.
@@ -73,11 +74,15 @@ pub struct EngineCore {
     shrunk_budget: Option<u32>,
     /// Why requests waited in the last step.
     reasons: Vec<(RequestId, WaitReason)>,
+    /// What stopped the last admission.
+    binding: Option<WaitReason>,
     finished: VecDeque<RequestInfo>,
     /// Requests that ended since the last record.
     ended: Vec<(RequestId, FinishReason)>,
     /// Block changes that no step record has yet.
     deltas: Vec<BlockDelta>,
+    /// The file that everything goes to, while one is asked for and the disk keeps up.
+    recorder: Option<Recorder>,
     started: Instant,
     published: Option<Instant>,
 }
@@ -96,7 +101,7 @@ impl EngineCore {
                 0 => max_tokens_per_step,
                 threshold => threshold.min(max_tokens_per_step),
             },
-            watermark_blocks: (u64::from(executor.num_blocks()) * u64::from(DEFAULT_WATERMARK_PERCENT) / 100) as u32,
+            watermark_blocks: scheduler::default_watermark(executor.num_blocks()),
             max_preemptions: MAX_PREEMPTIONS,
             queue_policy: record::queue_policy(options.scheduling_policy),
             aging_steps: AGING_STEPS,
@@ -107,8 +112,10 @@ impl EngineCore {
                 CheckLevel::EveryStep => scheduler::CheckLevel::Full,
             },
         };
+        let mut scheduler = Scheduler::new(config, new_cache(&*executor, &options));
         EngineCore {
-            scheduler: Scheduler::new(config, new_cache(&*executor, &options)),
+            recorder: recorder::start(&model, &options, &mut scheduler),
+            scheduler,
             prefetch: disk.map(Prefetch::new),
             meter: PreemptMeter::new(executor.kv_bytes_per_block()),
             // Numbers go on over loads: readers of the ring rely on ascending steps.
@@ -124,6 +131,7 @@ impl EngineCore {
             num_failed_steps: 0,
             shrunk_budget: None,
             reasons: Vec::new(),
+            binding: None,
             finished: VecDeque::new(),
             ended: Vec::new(),
             deltas: Vec::new(),
@@ -134,9 +142,7 @@ impl EngineCore {
 
     /// Queues a request; a refusal is its terminal event.
     pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
-        let text = TextOutput::new(self.model.tokenizer.clone(), &request.stop.stop_strings);
-        let submitted_us = micros64(events.created().saturating_duration_since(self.started));
-        let run = LiveRun::new(request.owner.clone(), events, text, submitted_us);
+        let run = self.new_run(request.owner.clone(), events, &request.stop.stop_strings);
         let added = self.scheduler.add(NewSequence {
             id,
             prompt: request.prompt,
@@ -149,14 +155,13 @@ impl EngineCore {
             priority: request.priority,
             client: request.owner.id,
         });
-        match added {
-            Ok(()) => drop(self.runs.insert(id, run)),
-            Err(error) => {
-                self.leaves_queue();
-                run.events.push(EngineEvent::Failed { error });
-                self.shared.wake();
-            }
-        }
+        self.queued(id, run, added);
+    }
+
+    pub(super) fn new_run(&self, owner: OwnerTag, events: EventSink, stop_strings: &[String]) -> LiveRun {
+        let text = TextOutput::new(self.model.tokenizer.clone(), stop_strings);
+        let submitted_us = micros64(events.created().saturating_duration_since(self.started));
+        LiveRun::new(owner, events, text, submitted_us)
     }
 
     /// Ends a request at its client's wish; the blocks are free when this returns.
@@ -165,8 +170,15 @@ impl EngineCore {
         self.add_held(held);
         if self.scheduler.abort(id) {
             self.settle_ended(&HashMap::new());
+            self.record(None);
             self.shared.wake();
         }
+    }
+
+    /// Hands what happened to the recording, where there is one.
+    pub(super) fn record(&mut self, record: Option<&StepRecord>) {
+        let now_us = self.now_us();
+        recorder::write(&mut self.recorder, &mut self.scheduler, now_us, record);
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -190,7 +202,10 @@ impl EngineCore {
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
-            Err(outcome) => return outcome,
+            Err(outcome) => {
+                self.record(None);
+                return outcome;
+            }
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
@@ -212,6 +227,7 @@ impl EngineCore {
             num_waiting: plan.num_waiting,
             ..StepRecord::default()
         };
+        self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
@@ -309,8 +325,10 @@ impl EngineCore {
     }
 
     fn abort_cancelled(&mut self) {
-        let cancelled = self.runs.iter().filter(|(_, run)| run.events.is_cancelled()).map(|(&id, _)| id);
-        let ids: Vec<RequestId> = cancelled.collect();
+        // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
+        let running = self.scheduler.running().map(|seq| seq.id());
+        let is_cancelled = |id: &RequestId| self.runs.get(id).is_some_and(|run| run.events.is_cancelled());
+        let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
         ids.into_iter().for_each(|id| self.abort(id));
     }
 
@@ -399,7 +417,7 @@ impl EngineCore {
     }
 
     /// A request that was counted as waiting at submit waits no more.
-    fn leaves_queue(&self) {
+    pub(super) fn leaves_queue(&self) {
         self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -427,6 +445,7 @@ impl EngineCore {
             num_prefill_tokens: record.num_prefill_tokens(),
             total_us: u64::from(record.total_us),
         });
+        self.record(Some(&record));
         let telemetry = self.shared.telemetry.clone();
         telemetry.push(record);
         if telemetry.is_recording() && self.published.is_none_or(|t| t.elapsed() >= SNAPSHOT_INTERVAL) {
@@ -450,6 +469,7 @@ impl EngineCore {
     pub(super) fn publish_snapshot(&mut self) {
         self.published = Some(Instant::now());
         let (config, totals) = (self.scheduler.config(), self.scheduler.totals());
+        let requests = self.request_infos();
         let snapshot = EngineSnapshot {
             step: self.step,
             t_us: self.now_us(),
@@ -460,7 +480,9 @@ impl EngineCore {
             eviction_order: self.scheduler.kv().eviction_order().collect(),
             host: record::host(self.scheduler.kv()),
             watermark_blocks: config.watermark_blocks,
-            requests: self.request_infos(),
+            queue: record::queue(&self.scheduler, self.binding, &requests),
+            prefixes: record::prefixes(self.scheduler.kv()),
+            requests,
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,
             victim_policy: self.options.victim_policy,
@@ -473,14 +495,15 @@ impl EngineCore {
         self.shared.telemetry.publish(snapshot);
     }
 
-    /// Running in batch order, waiting in queue order, the last ended.
+    /// Running in batch order, the first that wait in queue order, the last ended.
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
             infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, None)));
         }
-        for (i, seq) in self.scheduler.waiting().enumerate() {
-            let told = self.reasons.iter().find(|(id, _)| *id == seq.id()).map(|(_, reason)| *reason);
+        let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
+        for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
+            let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
             let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
             let info = self.runs.get(&seq.id()).map(|run| run.info(seq, Some(reason)));
@@ -509,6 +532,7 @@ impl EngineCore {
         self.num_failed_steps = 0;
         self.catch_up();
         self.settle_ended(&HashMap::new());
+        self.record(None);
         self.shared.add_totals(|t| t.recoveries += 1);
         self.publish_snapshot();
         Ok(())

@@ -31,10 +31,12 @@
 //! # }
 //! ```
 
+mod prefixes;
+
 use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
-use crate::ids::RequestId;
+use crate::ids::{RequestId, TokenId};
 use crate::protocol::{Decoding, EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
@@ -301,10 +303,15 @@ impl EngineHandle {
         if request.sampling.seed.is_none() {
             request.sampling.seed = Some(self.draw_seed(id));
         }
+        self.start_run(id, |events| EngineCommand::Submit { id, request: Box::new(request), events })
+    }
+
+    /// Queues what has a run of its own.
+    fn start_run(&self, id: RequestId, command: impl FnOnce(EventSink) -> Command) -> Result<Run, RunError> {
         self.reserve_queue_place()?;
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
-        match self.inner.commands.try_send(EngineCommand::Submit { id, request: Box::new(request), events: sink }) {
+        match self.inner.commands.try_send(command(sink)) {
             Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -528,10 +535,7 @@ fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), R
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);
     }
-    let vocab = model.vocab_size;
-    if let Some(&token) = request.prompt.iter().find(|&&t| t >= vocab) {
-        return Err(RunError::TokenOutOfRange { token, vocab });
-    }
+    check_tokens(&request.prompt, model.vocab_size)?;
     let max_model_len = model.max_model_len;
     if prompt >= max_model_len {
         return Err(RunError::PromptTooLong { prompt, max_model_len });
@@ -551,6 +555,13 @@ fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), R
         return Err(RunError::NeverFits { needed, total });
     }
     Ok(())
+}
+
+fn check_tokens(tokens: &[TokenId], vocab: u32) -> Result<(), RunError> {
+    match tokens.iter().find(|&&t| t >= vocab) {
+        Some(&token) => Err(RunError::TokenOutOfRange { token, vocab }),
+        None => Ok(()),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

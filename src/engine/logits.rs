@@ -164,6 +164,7 @@ fn unsampled(position: u32) -> RowSampling {
         seed: 0,
         position,
         logprobs: None,
+        is_beam: false,
     }
 }
 

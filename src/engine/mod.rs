@@ -5,8 +5,8 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`], [`prefetch`],
-//! [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`], [`prefetch`], [`record`], [`prefixes`],
+//! [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod budget;
 pub mod core;
@@ -21,7 +21,9 @@ pub mod options;
 pub mod output;
 pub mod preempt_meter;
 pub mod prefetch;
+mod prefixes;
 pub mod record;
+mod recorder;
 pub mod run_state;
 pub mod stop_strings;
 pub mod text_side;

@@ -87,6 +87,8 @@ pub struct EngineOptions {
     /// Seeds the requests that bring no seed; `None` draws them.
     pub seed: Option<u64>,
     pub check: CheckLevel,
+    /// Where the run is recorded, for `kvasir replay`; a second load begins the file anew.
+    pub record: Option<PathBuf>,
     /// Receives the default model when it is fetched.
     pub cache_dir: PathBuf,
 }
@@ -126,6 +128,8 @@ pub struct FakeOptions {
     pub scheduling_policy: QueuePolicy,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
+    /// Where the run is recorded.
+    pub record: Option<PathBuf>,
 }
 
 impl FakeOptions {
@@ -144,6 +148,7 @@ impl FakeOptions {
             prefix_cache_dir: None,
             scheduling_policy: QueuePolicy::Fair,
             faults: Vec::new(),
+            record: None,
         }
     }
 }

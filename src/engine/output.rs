@@ -11,6 +11,7 @@ use crate::tokenizer::{Detokenizer, Tokenizer};
 use std::sync::Arc;
 
 /// The text side of one run.
+#[derive(Clone)]
 pub struct TextOutput {
     detokenizer: Detokenizer,
     matcher: StopMatcher,

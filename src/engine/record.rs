@@ -1,11 +1,16 @@
 //! Decisions and cache changes in the words of telemetry.
 
 use crate::kv::{self, BlockEvent, KvCache};
-use crate::scheduler::{self, StepPlan};
+use crate::protocol::OwnerTag;
+use crate::scheduler::{self, Scheduler, StepPlan};
 use crate::telemetry::{
-    BlockDelta, BlockInfo, BlockState, HostBlock, KvTotals, PreemptMode, Preemption, QueuePolicy, RowKind, SeqStep,
-    VictimPolicy, WaitReason,
+    BlockDelta, BlockInfo, BlockState, ClientShare, HostBlock, KvTotals, PreemptMode, Preemption, PrefixInfo,
+    QueueInfo, QueuePolicy, RequestInfo, RowKind, SeqStep, Tier, VictimPolicy, WaitReason,
 };
+
+/// Clients and prefixes that a snapshot shows.
+const MAX_CLIENTS: usize = 64;
+const MAX_PREFIXES: usize = 64;
 
 pub fn delta(event: BlockEvent) -> BlockDelta {
     match event {
@@ -20,6 +25,8 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::SwapOut { block, host, request } => BlockDelta::SwapOut { block, host: host.0, request },
         BlockEvent::SwapIn { host, block, request } => BlockDelta::SwapIn { host: host.0, block, request },
         BlockEvent::HostFree { host } => BlockDelta::HostFree { host: host.0 },
+        BlockEvent::Pin { block } => BlockDelta::Pin { block },
+        BlockEvent::Unpin { block } => BlockDelta::Unpin { block },
     }
 }
 
@@ -48,6 +55,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         shared: counts.shared,
         saved: counts.saved,
         evicted_this_step: counts.evicted_this_step,
+        pinned: counts.pinned,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
         host_hit_tokens: counts.host_hit_tokens,
@@ -83,7 +91,7 @@ pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
         refs: view.refs,
         filled: view.filled,
         hash: view.hash,
-        pinned: false,
+        pinned: view.is_pinned,
         last_step: view.last_step,
     };
     kv.blocks().map(info).collect()
@@ -131,6 +139,52 @@ pub fn victim_policy(policy: VictimPolicy) -> scheduler::VictimPolicy {
         VictimPolicy::LeastComputed => scheduler::VictimPolicy::LeastComputed,
         VictimPolicy::Priority => scheduler::VictimPolicy::Priority,
     }
+}
+
+/// The queue, with the clients that have live requests: those who are next under the fair policy first.
+pub fn queue(scheduler: &Scheduler, binding: Option<WaitReason>, requests: &[RequestInfo]) -> QueueInfo {
+    let mut live: Vec<_> = scheduler.clients().filter(|view| view.waiting + view.running > 0).collect();
+    live.sort_unstable_by_key(|view| (view.counter, view.client));
+    let owner = |client: u64| {
+        let shown = requests.iter().find(|request| request.owner.id == client);
+        shown.map_or_else(|| OwnerTag { id: client, label: String::new() }, |request| request.owner.clone())
+    };
+    let share = |view: &scheduler::ClientView| ClientShare {
+        owner: owner(view.client),
+        served_tokens: view.served_tokens,
+        counter: view.counter,
+        waiting: view.waiting,
+        running: view.running,
+    };
+    QueueInfo {
+        policy: match scheduler.config().queue_policy {
+            scheduler::QueuePolicy::Fcfs => QueuePolicy::Fcfs,
+            scheduler::QueuePolicy::Priority => QueuePolicy::Priority,
+            scheduler::QueuePolicy::LongestPrefix => QueuePolicy::LongestPrefix,
+            scheduler::QueuePolicy::Fair => QueuePolicy::Fair,
+        },
+        binding: binding.filter(|_| scheduler.num_waiting() > 0),
+        clients: live.into_iter().take(MAX_CLIENTS).map(share).collect(),
+    }
+}
+
+/// The prefixes that the cache knows, pinned first, then by hits.
+pub fn prefixes(kv: &KvCache) -> Vec<PrefixInfo> {
+    let info = |view: kv::PrefixView| PrefixInfo {
+        id: view.id,
+        name: view.name,
+        tokens: view.blocks * kv.block_size(),
+        blocks: view.blocks,
+        hits: view.hits,
+        hit_tokens: view.hit_tokens,
+        last_hit_step: view.last_hit_step,
+        pinned: view.is_pinned,
+        tier: Tier::Gpu,
+        cache_salt: view.key.salt,
+        adapter: view.key.adapter,
+        head: view.head,
+    };
+    kv.prefixes(MAX_PREFIXES).into_iter().map(info).collect()
 }
 
 /// The policy that settings name, as the scheduler knows it.

@@ -20,6 +20,8 @@ pub struct LiveRun {
     last_step: u64,
     /// Output tokens turned to text so far.
     num_emitted: usize,
+    /// It computes a prefix to be pinned: its token means nothing and is not sent.
+    is_pin: bool,
 }
 
 /// When a step was committed.
@@ -42,7 +44,14 @@ impl LiveRun {
             first_step: 0,
             last_step: 0,
             num_emitted: 0,
+            is_pin: false,
         }
+    }
+
+    /// The run of a prefix that is to be pinned.
+    pub fn for_pin(mut self) -> Self {
+        self.is_pin = true;
+        self
     }
 
     /// True until the first admission.
@@ -71,6 +80,9 @@ impl LiveRun {
         self.last_token_us = Some(at.now_us);
         self.last_step = at.step;
         self.num_emitted += 1;
+        if self.is_pin {
+            return None;
+        }
         if is_stop_token {
             self.events.push(self.text.push_stop_token(token, logprobs));
             return None;

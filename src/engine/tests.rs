@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+mod prefixes;
+
 const LONG: Duration = Duration::from_secs(20);
 
 fn request(text: &str, max_tokens: u32) -> GenerateRequest {

@@ -9,7 +9,7 @@ use super::disk::Fetched;
 use super::handle::{Command, EngineStatus, Shared};
 use super::loader::{LoadFailure, Loaded, Progress};
 use super::options::LoadRequest;
-use crate::protocol::{EngineCommand, RunError};
+use crate::protocol::{EngineCommand, EngineEvent, PrefixCommand, RunError};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -144,7 +144,7 @@ impl EngineThread {
                 Some(core) => core.submit(id, *request, events),
                 None => {
                     self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
-                    events.push(crate::protocol::EngineEvent::Failed { error: RunError::NoModel });
+                    events.push(EngineEvent::Failed { error: RunError::NoModel });
                     self.shared.wake();
                 }
             },
@@ -155,6 +155,7 @@ impl EngineThread {
                     self.is_idle = false;
                 }
             }
+            EngineCommand::Prefix(command) => self.prefix(command),
             EngineCommand::Load(LoadCommand::Start { load, request }) => self.start_load(load, request),
             EngineCommand::Load(LoadCommand::Done { load, result, max_queue }) => {
                 self.finish_load(load, *result, max_queue);
@@ -171,6 +172,22 @@ impl EngineThread {
             EngineCommand::Pause => self.set_paused(true),
             EngineCommand::Resume => self.set_paused(false),
             EngineCommand::Shutdown => {}
+        }
+    }
+
+    fn prefix(&mut self, command: PrefixCommand<super::mailbox::EventSink>) {
+        match (&mut self.core, command) {
+            (Some(core), command) => {
+                core.prefix(command);
+                // A snapshot shows it even when no step follows.
+                self.is_idle = false;
+            }
+            (None, PrefixCommand::Pin { events, .. }) => {
+                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
+                events.push(EngineEvent::Failed { error: RunError::NoModel });
+                self.shared.wake();
+            }
+            (None, _) => {}
         }
     }
 

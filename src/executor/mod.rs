@@ -16,6 +16,9 @@ pub mod paged_fake;
 pub mod reference_executor;
 pub mod wgpu_executor;
 
+/// Most alternatives that a row can ask for.
+pub const MAX_LOGPROBS: u32 = crate::kernels::logprobs::MAX_TOP;
+
 /// What a step gave back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {

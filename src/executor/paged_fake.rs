@@ -148,7 +148,7 @@ impl PagedFake {
         };
         let mut logits = Vec::new();
         for l in 0..batch.num_logits() {
-            let token = self.draw(batch, l);
+            let (token, hash) = self.draw(batch, l);
             if batch.want == Want::Logits {
                 push_logits(
                     &mut logits,
@@ -160,8 +160,11 @@ impl PagedFake {
             }
             output.tokens.push(token);
             output.not_finite.push(false);
-            let logprobs = batch.sampling[l].logprobs.map(|k| fake_logprobs(token, k, self.config.vocab_size));
-            output.logprobs.push(logprobs);
+            let logprobs = |asked| match batch.sampling[l].is_beam {
+                true => fake_continuations(token, hash, asked, self.config.vocab_size),
+                false => fake_logprobs(token, asked, self.config.vocab_size),
+            };
+            output.logprobs.push(batch.sampling[l].logprobs.map(logprobs));
         }
         if batch.want == Want::Logits {
             output.logits = Some(logits);
@@ -190,7 +193,8 @@ impl PagedFake {
         Ok(())
     }
 
-    fn draw(&self, batch: &StepBatch, l: usize) -> TokenId {
+    /// The token, and the hash of everything that it hangs on.
+    fn draw(&self, batch: &StepBatch, l: usize) -> (TokenId, u64) {
         let t = batch.logit_tokens[l] as usize;
         let (table, position) = (table_of(batch, batch.row_of_token[t] as usize), batch.positions[t]);
         let first = match self.config.attention {
@@ -201,10 +205,11 @@ impl PagedFake {
         let penalties = &batch.penalties[batch.penalty_start[l] as usize..batch.penalty_start[l + 1] as usize];
         let biases = &batch.biases[batch.bias_start[l] as usize..batch.bias_start[l + 1] as usize];
         let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
-        match self.config.reply {
+        let token = match self.config.reply {
             Reply::Tokens => (hash % u64::from(self.config.vocab_size)) as TokenId,
             Reply::Words(words) => words.next((0..=position).rev().map(|p| self.tokens[self.slot(table, p)]), hash),
-        }
+        };
+        (token, hash)
     }
 
     fn slot(&self, table: &[u32], position: u32) -> usize {
@@ -332,6 +337,20 @@ impl UnpagedRun {
         let sampling = RowSampling { position: self.num_tokens, ..sampling };
         (draw_hash(self.seen, &sampling, penalties, biases) % u64::from(vocab_size)) as TokenId
     }
+
+    /// What a beam with the input so far is told of its next tokens, most likely first.
+    pub fn continuations(
+        &self,
+        sampling: RowSampling,
+        penalties: &[TokenPenalty],
+        biases: &[(TokenId, f32)],
+        vocab_size: u32,
+    ) -> Vec<(TokenId, f32)> {
+        let asked = sampling.logprobs.unwrap_or(0);
+        let sampling = RowSampling { position: self.num_tokens, ..sampling };
+        let hash = draw_hash(self.seen, &sampling, penalties, biases);
+        fake_continuations((hash % u64::from(vocab_size)) as TokenId, hash, asked, vocab_size).top
+    }
 }
 
 impl Words {
@@ -415,6 +434,17 @@ fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs 
     let num_top = u32::from(num_top).min(vocab_size);
     let top = (0..num_top).map(|rank| ((token + rank) % vocab_size, logprob(rank))).collect();
     TokenLogprobs { token, logprob: logprob(0), top }
+}
+
+/// For beams: log-probabilities that hang on all that was read, so that whatever is read wrongly changes the ranking.
+fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> TokenLogprobs {
+    let mut logprob = 0.0;
+    let mut next = |rank: u32| {
+        logprob -= 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
+        ((token + rank) % vocab_size, logprob)
+    };
+    let top: Vec<(TokenId, f32)> = (0..u32::from(asked).min(vocab_size)).map(&mut next).collect();
+    TokenLogprobs { token, logprob: top.first().map_or(0.0, |first| first.1), top }
 }
 
 #[cfg(test)]

@@ -398,11 +398,19 @@ fn draw(
         presence: rules.presence_penalty,
         frequency: rules.frequency_penalty,
     };
+    let is_normalised = rules.is_beam && batch.changes_logits(l);
+    if is_normalised {
+        let logsumexp = reference::logprobs(&logits, 0).logsumexp;
+        logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - logsumexp) as f32);
+    }
     reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
     let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
     let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
     let logprobs = rules.logprobs.map(|n| {
-        let row = reference::logprobs(&logits, usize::from(n));
+        let row = match is_normalised {
+            true => reference::most_likely(&logits, usize::from(n), 0.0),
+            false => reference::logprobs(&logits, usize::from(n)),
+        };
         let logprob = (f64::from(logits[token as usize]) - row.logsumexp) as f32;
         TokenLogprobs { token, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
     });

@@ -16,6 +16,7 @@ macro_rules! sources {
 
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
+    "attention_store"
     "dot8"
     "grid"
     "pairs"

@@ -3,19 +3,23 @@
 
 use std::sync::Arc;
 
-use super::sample::{Params, workgroup_size};
-use super::{Class, KernelContext};
+use super::KernelContext;
+use super::sample::Params;
 use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 use crate::protocol::TokenLogprobs;
 
-/// Most alternatives that a row can ask for.
-pub const MAX_TOP: u32 = 20;
+/// Most alternatives that a row can ask for: as many as a beam search of some width needs.
+pub const MAX_TOP: u32 = 64;
 /// Bytes of one row's result.
 pub const ROW_BYTES: u64 = 8 * (1 + MAX_TOP as u64);
 
-/// The defines of one variant.
-pub fn defines(class: Class) -> Defines {
-    Defines::new().set("WG", i64::from(workgroup_size(class))).set("TOP", i64::from(MAX_TOP))
+/// One row is one workgroup. It scans the row once per alternative, and software drivers stop a lane after 65,535 rounds
+/// of its loops: with so many lanes the largest vocabularies stay far below.
+const WORKGROUP_SIZE: i64 = 256;
+
+/// The defines of the one variant.
+pub fn defines() -> Defines {
+    Defines::new().set("WG", WORKGROUP_SIZE).set("TOP", i64::from(MAX_TOP))
 }
 
 /// The kernel with its buffers. Record it after `sample`, only when some row asks.
@@ -32,7 +36,7 @@ impl Logprobs {
         logprobs: &BufferSlice,
     ) -> Result<Logprobs, GpuError> {
         let params = params.push(ctx)?;
-        let kernel = ctx.gpu.kernel("logprobs", &defines(ctx.class))?;
+        let kernel = ctx.gpu.kernel("logprobs", &defines())?;
         let bindings = [
             ("step_meta", ctx.step_meta),
             ("logits", logits),

@@ -15,6 +15,7 @@
 //! | [`kv_layout`] | how K and V lie in the pool |
 //! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
 //! | [`attention`] | PagedAttention over the block tables |
+//! | [`attention_work`] | how a step's attention is cut into workgroups |
 //! | [`logit_cap`] | logits scaled and bounded by a soft cap |
 //! | [`penalties`] | repetition, presence and frequency penalties, biases |
 //! | [`sample`] | greedy or drawn token per logit row |
@@ -41,6 +42,7 @@
 use crate::gpu::{Defines, GpuCaps};
 
 pub mod attention;
+pub mod attention_work;
 pub mod context;
 pub mod embed;
 pub mod kv_layout;

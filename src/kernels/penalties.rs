@@ -3,13 +3,16 @@
 
 use std::sync::Arc;
 
-use super::sample::{Params, workgroup_size};
-use super::{Class, KernelContext};
+use super::KernelContext;
+use super::sample::Params;
 use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
-/// The defines of one variant.
-pub fn defines(class: Class) -> Defines {
-    Defines::new().set("WG", i64::from(workgroup_size(class)))
+/// One row is one workgroup; a beam's whole row is scanned, in few enough rounds for software drivers (see `logprobs`).
+const WORKGROUP_SIZE: i64 = 256;
+
+/// The defines of the one variant.
+pub fn defines() -> Defines {
+    Defines::new().set("WG", WORKGROUP_SIZE)
 }
 
 /// The kernel with its buffers. Record it only when the batch has penalties or biases.
@@ -20,7 +23,7 @@ impl Penalties {
     /// `logits` is f32 `[num_logits, stride]`.
     pub fn new(ctx: &mut KernelContext<'_>, params: Params, logits: &BufferSlice) -> Result<Penalties, GpuError> {
         let params = params.push(ctx)?;
-        let kernel = ctx.gpu.kernel("penalties", &defines(ctx.class))?;
+        let kernel = ctx.gpu.kernel("penalties", &defines())?;
         let bindings = [("step_meta", ctx.step_meta), ("logits", logits), ("params", &params)];
         Ok(Penalties(ctx.gpu.bind(&kernel, &bindings)?))
     }

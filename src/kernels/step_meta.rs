@@ -3,6 +3,7 @@
 //! The header holds counts and the start of each section; sections follow in any order. See the WGSL file for what each
 //! word means.
 
+use super::attention_work::{AttentionWork, Item};
 use crate::batch::{RowSampling, StepBatch};
 
 pub const HEADER_WORDS: usize = 32;
@@ -31,11 +32,18 @@ pub mod header {
     pub const BIAS_START: usize = 15;
     pub const BIASES: usize = 16;
     pub const SLOT_OF_ROW: usize = 17;
+    pub const NUM_SINGLE_ITEMS: usize = 24;
+    pub const NUM_ITEMS: usize = 25;
+    pub const NUM_MERGES: usize = 26;
+    pub const ITEMS: usize = 27;
+    pub const WORK_TOKENS: usize = 28;
+    pub const MERGES: usize = 29;
 }
 
-/// Words that [`encode`] needs for a batch, to size or check the buffer.
-pub fn num_words(batch: &StepBatch) -> usize {
+/// Words that [`encode`] needs, to size or check the buffer.
+pub fn num_words(batch: &StepBatch, work: &AttentionWork) -> usize {
     HEADER_WORDS
+        + work.num_words()
         + 4 * batch.num_tokens()
         + batch.row_start.len()
         + batch.slot_of_row.len()
@@ -50,9 +58,9 @@ pub fn num_words(batch: &StepBatch) -> usize {
 }
 
 /// Replaces `words` by the batch's metadata.
-pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
+pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     words.clear();
-    words.reserve(num_words(batch));
+    words.reserve(num_words(batch, work));
     words.resize(HEADER_WORDS, 0);
     words[header::NUM_TOKENS] = batch.num_tokens() as u32;
     words[header::NUM_ROWS] = batch.num_rows() as u32;
@@ -67,12 +75,20 @@ pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
     section(words, header::BLOCK_TABLE_START, batch.block_table_start.iter().copied());
     section(words, header::BLOCK_TABLES, batch.block_tables.iter().copied());
     section(words, header::LOGIT_TOKENS, batch.logit_tokens.iter().copied());
-    section(words, header::SAMPLING, batch.sampling.iter().flat_map(sampling_words));
+    let sampling = batch.sampling.iter().enumerate();
+    section(words, header::SAMPLING, sampling.flat_map(|(l, row)| sampling_words(row, batch.changes_logits(l))));
     section(words, header::PENALTY_START, batch.penalty_start.iter().copied());
     section(words, header::PENALTIES, batch.penalties.iter().flat_map(|p| [p.token, p.output_count]));
     section(words, header::BIAS_START, batch.bias_start.iter().copied());
     section(words, header::BIASES, batch.biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
-    debug_assert_eq!(words.len(), num_words(batch));
+    words[header::NUM_SINGLE_ITEMS] = work.counts.single;
+    words[header::NUM_ITEMS] = work.items.len() as u32;
+    words[header::NUM_MERGES] = work.merges.len() as u32;
+    let item = |i: &Item| [i.first, i.count, i.begin, i.end, u32::from(i.is_partial)];
+    section(words, header::ITEMS, work.items.iter().flat_map(item));
+    section(words, header::WORK_TOKENS, work.tokens.iter().flat_map(|t| [t.token, t.base]));
+    section(words, header::MERGES, work.merges.iter().flat_map(|m| [m.token, m.base, m.begin, m.end]));
+    debug_assert_eq!(words.len(), num_words(batch, work));
 }
 
 fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item = u32>) {
@@ -80,7 +96,7 @@ fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item =
     words.extend(items);
 }
 
-fn sampling_words(row: &RowSampling) -> [u32; SAMPLING_WORDS] {
+fn sampling_words(row: &RowSampling, changes_logits: bool) -> [u32; SAMPLING_WORDS] {
     [
         row.temperature.to_bits(),
         row.top_k,
@@ -93,7 +109,7 @@ fn sampling_words(row: &RowSampling) -> [u32; SAMPLING_WORDS] {
         (row.seed >> 32) as u32,
         row.position,
         row.logprobs.map_or(NONE, u32::from),
-        0,
+        u32::from(row.is_beam && changes_logits),
     ]
 }
 
@@ -101,6 +117,7 @@ fn sampling_words(row: &RowSampling) -> [u32; SAMPLING_WORDS] {
 mod tests {
     use super::*;
     use crate::batch::TokenPenalty;
+    use crate::kernels::attention_work::{ITEM_WORDS, Merge, WorkCounts, WorkToken};
 
     fn sampling(seed: u64) -> RowSampling {
         RowSampling {
@@ -114,6 +131,7 @@ mod tests {
             seed,
             position: 7,
             logprobs: None,
+            is_beam: true,
         }
     }
 
@@ -142,8 +160,15 @@ mod tests {
     fn every_section_is_found_through_the_header() {
         let batch = batch();
         let mut words = vec![99];
-        encode(&batch, &mut words);
-        assert_eq!(words.len(), num_words(&batch));
+        let work = AttentionWork {
+            items: vec![Item { first: 0, count: 2, begin: 3, end: 4, is_partial: true }],
+            tokens: vec![WorkToken { token: 2, base: 7 }, WorkToken { token: 1, base: 9 }],
+            merges: vec![Merge { token: 2, base: 7, begin: 3, end: 5 }],
+            counts: WorkCounts { single: 0, several: 1, merges: 1 },
+            num_slots: 4,
+        };
+        encode(&batch, &work, &mut words);
+        assert_eq!(words.len(), num_words(&batch, &work));
         let at = |section: usize, len: usize| &words[words[section] as usize..][..len];
         assert_eq!(&words[..4], &[3, 2, 2, 16]);
         assert_eq!(at(header::TOKEN_IDS, 3), batch.input_ids);
@@ -158,15 +183,20 @@ mod tests {
         let first = at(header::SAMPLING, SAMPLING_WORDS);
         assert_eq!(f32::from_bits(first[0]), 0.5);
         assert_eq!((first[7], first[8], first[9], first[10]), (3, 1 << 8, 7, NONE));
+        assert_eq!(first[11], 1, "a beam's row with a bias");
         assert_eq!(at(header::PENALTIES, 2), [6, 2]);
         assert_eq!(at(header::BIASES, 2), [8, (-1.5f32).to_bits()]);
         assert_eq!(at(header::BIAS_START, 3), [0, 1, 1]);
+        assert_eq!(words[header::NUM_SINGLE_ITEMS..=header::NUM_MERGES], [0, 1, 1]);
+        assert_eq!(at(header::ITEMS, ITEM_WORDS), [0, 2, 3, 4, 1]);
+        assert_eq!(at(header::WORK_TOKENS, 4), [2, 7, 1, 9]);
+        assert_eq!(at(header::MERGES, 4), [2, 7, 3, 5]);
     }
 
     #[test]
     fn an_empty_batch_has_no_tokens() {
         let mut words = Vec::new();
-        encode(&StepBatch::default(), &mut words);
+        encode(&StepBatch::default(), &AttentionWork::default(), &mut words);
         assert_eq!(&words[..3], &[0, 0, 0]);
     }
 }

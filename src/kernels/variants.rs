@@ -45,9 +45,9 @@ pub fn all() -> Vec<(String, Defines)> {
     for class in CLASSES {
         of_rows(class, &mut found);
         of_heads(class, &mut found);
-        found.push(("penalties".into(), penalties::defines(class)));
+        found.push(("penalties".into(), penalties::defines()));
         found.push(("sample".into(), sample::defines(class)));
-        found.push(("logprobs".into(), logprobs::defines(class)));
+        found.push(("logprobs".into(), logprobs::defines()));
         for dtype in WEIGHT_TYPES {
             let format = Format::of(dtype).expect("the list has supported types only");
             of_weights(class, format, &mut found);

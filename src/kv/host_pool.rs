@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 /// One block's content on its way between the pool and host memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HostTransfer {
     pub block: BlockId,
     pub host: HostSlot,

@@ -29,8 +29,12 @@ impl KvCache {
         if self.host.is_on() {
             self.host.check(swapped.into_iter())?;
         }
+        for pinned in self.pinned_tables() {
+            self.check_table(&pinned, &mut refs)?;
+        }
         self.check_blocks(&refs)?;
         self.check_lists()?;
+        self.check_pins()?;
         self.check_counts()
     }
 

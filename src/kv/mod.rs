@@ -25,6 +25,7 @@ mod block_pool;
 mod block_table;
 mod host_pool;
 mod integrity;
+mod pins;
 mod prefix_cache;
 mod tiers;
 
@@ -32,16 +33,18 @@ pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
+pub use pins::{PinSpec, PrefixView};
 pub use prefix_cache::{CacheKey, ContentId, PrefixChain};
 pub use tiers::{CachedContent, HostView};
 
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
 use block_pool::{BlockPool, Unheld, Visibility};
 use host_pool::HostPool;
+use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KvConfig {
     /// Blocks in the pool, the null block included; at least 2.
     pub num_blocks: u32,
@@ -52,7 +55,7 @@ pub struct KvConfig {
 }
 
 /// A change of one block, in order of happening.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum BlockEvent {
     /// Handed out (an `Evict` of the same block precedes it where its content was kept until now).
     Alloc { block: BlockId, request: RequestId, logical: u32 },
@@ -77,6 +80,10 @@ pub enum BlockEvent {
     SwapIn { host: HostSlot, block: BlockId, request: RequestId },
     /// A place of host memory is given back.
     HostFree { host: HostSlot },
+    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
+    Pin { block: BlockId },
+    /// No pinned prefix holds it any more (an `Unref` follows).
+    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -94,6 +101,8 @@ pub struct KvCounts {
     /// The sum over shared blocks of (references - 1).
     pub saved: u32,
     pub evicted_this_step: u32,
+    /// Held by a pinned prefix.
+    pub pinned: u32,
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -111,6 +120,8 @@ pub struct BlockView {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
     /// Step of the last change.
     pub last_step: u64,
 }
@@ -150,6 +161,10 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
+    /// Where hits of the step ended, and their tokens: counted when it commits.
+    hits: Vec<(BlockId, u32)>,
+    pins: Vec<Pin>,
+    lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
     host: HostPool,
     host_hit: Vec<HostSlot>,     // scratch of `lookup`, used by `restore`
@@ -175,6 +190,9 @@ impl KvCache {
             prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
+            hits: Vec::new(),
+            pins: Vec::new(),
+            lost_pins: Vec::new(),
             hit: Vec::new(),
             host: HostPool::default(),
             host_hit: Vec::new(),
@@ -226,6 +244,7 @@ impl KvCache {
     pub fn commit(&mut self) {
         self.pool.commit();
         self.commit_host();
+        self.count_hits();
     }
 
     /// The step failed on its way: what was reserved is active, what was to come from or go to host memory is not there.
@@ -233,6 +252,13 @@ impl KvCache {
         self.pool.commit();
         let events = &mut self.events;
         self.host.abandon(|host| events.push(BlockEvent::HostFree { host }));
+        self.count_hits();
+    }
+
+    fn count_hits(&mut self) {
+        for (block, tokens) in self.hits.drain(..) {
+            self.prefix.count_hit(block, tokens, self.pool.header.step);
+        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -242,6 +268,7 @@ impl KvCache {
         self.pool.undo(|block| prefix.restore(block));
         self.host.undo();
         self.events.truncate(self.events_before_step);
+        self.hits.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -284,6 +311,7 @@ impl KvCache {
         }
         let hit_tokens = self.hit.len() as u32 * self.config.block_size;
         table.raise_slots(hit_tokens);
+        self.hits.extend(self.hit.last().map(|last| (*last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         self.hit.clear();
@@ -382,6 +410,7 @@ impl KvCache {
             }
             self.pool.set_visibility(block, Visibility::Tainted);
         }
+        self.drop_suspect_pins();
     }
 
     pub fn counts(&self) -> KvCounts {
@@ -395,6 +424,7 @@ impl KvCache {
             shared: header.num_shared,
             saved: header.num_saved,
             evicted_this_step: header.evicted_this_step,
+            pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
             host_hit_tokens: header.host_hit_tokens,
@@ -412,6 +442,7 @@ impl KvCache {
             refs: block.refs,
             filled: block.filled,
             hash: is_published.then(|| self.prefix.hash_of(id)),
+            is_pinned: block.pins > 0,
             last_step: block.last_step,
         }
     }
@@ -431,13 +462,18 @@ impl KvCache {
         self.pool.free_order()
     }
 
+    /// What [`KvCache::drain_events`] would give now.
+    pub fn events(&self) -> &[BlockEvent] {
+        &self.events
+    }
+
     /// What happened to blocks since the last call, in order; the changes of an undone step are not among it.
     pub fn drain_events(&mut self) -> std::vec::Drain<'_, BlockEvent> {
         assert!(!self.pool.is_open(), "events are read between steps");
         self.events.drain(..)
     }
 
-    /// False when the block is tainted: what follows it cannot be published either.
+    /// False when the block is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
             return false;
@@ -448,7 +484,12 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        let pool = &self.pool;
+        let (hash, replaced) = match self.prefix.publish(chain, tokens, i, block, |old| pool.block(old).pins > 0) {
+            Published::Now { hash, replaced } => (hash, replaced),
+            Published::Duplicate => return true,
+            Published::Refused => return false,
+        };
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);

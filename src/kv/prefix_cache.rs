@@ -26,7 +26,7 @@ const ROOT: u64 = 0;
 /// What a full block holds, told apart from everything else that a block may ever hold: SHA-256 over the parent's
 /// identity and the tokens; the first block's parent is the hash of salt and adapter. The name under which content leaves the
 /// pool, where no publication numbers exist.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ContentId(pub [u8; 32]);
 
 impl ContentId {
@@ -135,8 +135,21 @@ struct Publication {
     hash: u64,
     parent_hash: u64,
     key: CacheKey,
+    stats: PrefixStats,
+    /// The block of the first tokens, and its number while it held them.
+    root: (BlockId, u64),
     /// Of the content and of its parent's, where identities are kept.
     id: Option<(ContentId, ContentId)>,
+}
+
+/// What a published block was worth as the end of a hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PrefixStats {
+    /// Blocks from the first token to this one.
+    pub depth: u32,
+    pub hits: u64,
+    pub hit_tokens: u64,
+    pub last_hit_step: u64,
 }
 
 #[derive(Debug)]
@@ -155,6 +168,8 @@ pub(super) struct PrefixCache {
 pub(super) enum Published {
     /// Another block holds the same content already.
     Duplicate,
+    /// Another block has its hash and is to keep it.
+    Refused,
     /// The block can be found; the block that had its hash until now can not.
     Now { hash: u64, replaced: Option<BlockId> },
 }
@@ -190,7 +205,7 @@ impl PrefixCache {
         self.last_number + self.num_forgotten
     }
 
-    fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) {
+    pub fn walk(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, mut found: impl FnMut(BlockId)) {
         let mut parent = ROOT;
         for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
             let Some(block) = self.find(link.hash, parent, chain.key, self.part(tokens, i)) else { return };
@@ -207,18 +222,34 @@ impl PrefixCache {
     }
 
     /// Makes `block` findable as part `i` of the chain, unless its equal is there. The parts before it must be findable.
-    pub fn publish(&mut self, chain: &mut PrefixChain, tokens: &[TokenId], i: usize, block: BlockId) -> Published {
+    pub fn publish(
+        &mut self,
+        chain: &mut PrefixChain,
+        tokens: &[TokenId],
+        i: usize,
+        block: BlockId,
+        is_kept: impl Fn(BlockId) -> bool,
+    ) -> Published {
         let parent_number = if i == 0 { ROOT } else { chain.links[i - 1].publication };
         let hash = chain.links[i].hash;
         if let Some(equal) = self.find(hash, parent_number, chain.key, self.part(tokens, i)) {
             chain.links[i].publication = self.publications[equal.idx()].number;
             return Published::Duplicate;
         }
+        if self.block_of(hash).is_some_and(is_kept) {
+            return Published::Refused;
+        }
         self.last_number += 1;
         chain.links[i].publication = self.last_number;
         let parent_hash = chain.parent_hash(i);
+        let root = match i {
+            0 => (block, self.last_number),
+            _ => self.block_of(parent_hash).map_or((block, ROOT), |parent| self.publications[parent.idx()].root),
+        };
+        let stats = PrefixStats { depth: i as u32 + 1, ..PrefixStats::default() };
+        let number = self.last_number;
         self.publications[block.idx()] =
-            Publication { number: self.last_number, parent_number, hash, parent_hash, key: chain.key, id: chain.id(i) };
+            Publication { number, parent_number, hash, parent_hash, key: chain.key, stats, root, id: chain.id(i) };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + self.block_size].copy_from_slice(&tokens[i * self.block_size..(i + 1) * self.block_size]);
         let replaced = self.block_of_hash.insert(hash, block).filter(|old| *old != block);
@@ -237,6 +268,48 @@ impl PrefixCache {
     /// Undoes [`Self::forget`], before anything else was published.
     pub fn restore(&mut self, block: BlockId) {
         self.block_of_hash.insert(self.publications[block.idx()].hash, block);
+    }
+
+    /// An admission's longest match ended in this block.
+    pub fn count_hit(&mut self, block: BlockId, tokens: u32, step: u64) {
+        let stats = &mut self.publications[block.idx()].stats;
+        stats.hits += 1;
+        stats.hit_tokens += u64::from(tokens);
+        stats.last_hit_step = step;
+    }
+
+    pub fn stats_of(&self, block: BlockId) -> PrefixStats {
+        self.publications[block.idx()].stats
+    }
+
+    pub fn number_of(&self, block: BlockId) -> u64 {
+        self.publications[block.idx()].number
+    }
+
+    /// The block that can be found under this hash.
+    pub fn block_of(&self, hash: u64) -> Option<BlockId> {
+        self.block_of_hash.get(&hash).copied()
+    }
+
+    /// The block before this one in its prefix, where it can be found.
+    pub fn parent_of(&self, block: BlockId) -> Option<BlockId> {
+        let child = &self.publications[block.idx()];
+        self.block_of(child.parent_hash).filter(|parent| self.number_of(*parent) == child.parent_number)
+    }
+
+    /// The block of the first tokens of this one's prefix, while it still holds them.
+    pub fn root_of(&self, block: BlockId) -> Option<BlockId> {
+        let (root, number) = self.publications[block.idx()].root;
+        (number != ROOT && self.number_of(root) == number).then_some(root)
+    }
+
+    /// The blocks that can be found, by the number of their parent.
+    pub fn children(&self) -> FxHashMap<u64, Vec<BlockId>> {
+        let mut children: FxHashMap<u64, Vec<BlockId>> = FxHashMap::default();
+        for block in self.block_of_hash.values() {
+            children.entry(self.publications[block.idx()].parent_number).or_default().push(*block);
+        }
+        children
     }
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
@@ -302,7 +375,7 @@ mod tests {
         let mut chain = PrefixChain::new(CacheKey { salt, adapter: 0 }, 2, cache.hash_mask);
         chain.extend(tokens);
         for i in 0..chain.len() {
-            cache.publish(&mut chain, tokens, i, BlockId(first + i as u32));
+            cache.publish(&mut chain, tokens, i, BlockId(first + i as u32), |_| false);
         }
         chain
     }

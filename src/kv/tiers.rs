@@ -12,7 +12,7 @@ use super::{HostState, HostTransfer, SwappedTable};
 use crate::ids::{BlockId, HostSlot, TokenId};
 
 /// The content of a full block, named so that it can be kept outside this process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CachedContent {
     /// Where its bytes are.
     pub host: HostSlot,
@@ -252,6 +252,11 @@ impl KvCache {
                 self.demote(block);
             }
         }
+    }
+
+    /// What the blocks of these transfers hold.
+    pub fn contents_of(&self, transfers: &[HostTransfer]) -> Vec<ContentId> {
+        transfers.iter().filter_map(|t| self.prefix.content_key_of(t.block)).map(|key| key.id).collect()
     }
 
     /// The content of a published block gets a place in host memory, unless it has one or there is no room.

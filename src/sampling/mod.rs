@@ -17,6 +17,7 @@
 
 use crate::ids::TokenId;
 
+pub mod beam;
 pub mod reference;
 pub mod rng;
 

@@ -129,11 +129,30 @@ pub struct RowLogprobs {
 pub fn logprobs(logits: &[f32], top_n: usize) -> RowLogprobs {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     let sum: f64 = logits.iter().map(|&l| (f64::from(l) - f64::from(max)).exp()).sum();
-    let logsumexp = f64::from(max) + sum.ln();
+    most_likely(logits, top_n, f64::from(max) + sum.ln())
+}
+
+/// The most likely tokens of a row whose `logsumexp` is known: 0 where the row holds log-probabilities already.
+pub fn most_likely(logits: &[f32], top_n: usize, logsumexp: f64) -> RowLogprobs {
     let mut order: Vec<TokenId> = (0..logits.len() as TokenId).collect();
     order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
     let top = order.iter().take(top_n).map(|&t| (t, f64::from(logits[t as usize]) - logsumexp)).collect();
     RowLogprobs { logsumexp, top }
+}
+
+/// What a beam's continuations are ranked by, most likely first: log-probabilities over the whole vocabulary, which
+/// penalties and biases change afterwards. They are not normalised again, as transformers does it.
+pub fn beam_logprobs(
+    logits: &[f32],
+    strengths: &PenaltyStrengths,
+    seen: &[SeenToken],
+    biases: &[(TokenId, f32)],
+    top_n: usize,
+) -> Vec<(TokenId, f64)> {
+    let logsumexp = logprobs(logits, 0).logsumexp;
+    let mut row: Vec<f32> = logits.iter().map(|&logit| (f64::from(logit) - logsumexp) as f32).collect();
+    apply_penalties(&mut row, strengths, seen, biases);
+    most_likely(&row, top_n, 0.0).top
 }
 
 #[cfg(test)]
@@ -186,6 +205,15 @@ mod tests {
         let draw = Draw { seed: 0, position: 0 };
         assert_eq!(sample(&[0.0, f32::NAN], &OFF, draw), Err(NotFinite { token: 1 }));
         assert_eq!(sample(&[f32::INFINITY, 0.0], &Warp::GREEDY, draw), Err(NotFinite { token: 0 }));
+    }
+
+    #[test]
+    fn a_beams_penalties_act_on_log_probabilities() {
+        // Both tokens have a log-probability of -ln 2; the penalty doubles one, and nothing is normalised again.
+        let strengths = PenaltyStrengths { repetition: 2.0, presence: 0.0, frequency: 0.0 };
+        let top = beam_logprobs(&[5.0, 5.0], &strengths, &[SeenToken { token: 0, output_count: 1 }], &[], 2);
+        assert_eq!((top[0].0, top[1].0), (1, 0));
+        assert!((top[0].1 + 2f64.ln()).abs() < 1e-6 && (top[1].1 + 2.0 * 2f64.ln()).abs() < 1e-6, "{top:?}");
     }
 
     #[test]

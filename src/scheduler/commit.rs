@@ -2,13 +2,13 @@
 
 use super::planner::Undo;
 use super::queue::{MAX_SCORED_BLOCKS, QueuePolicy, RESCORED_PER_STEP};
-use super::{PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
+use super::{Op, PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::BlockTable;
 use crate::protocol::{FinishReason, RunError};
 
 /// What a committed step did for one row.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RowResult {
     pub request: RequestId,
     pub slot: SeqSlot,
@@ -52,13 +52,21 @@ impl Scheduler {
             committed.rows.push(result);
         }
         self.end_deferred();
+        let lost = self.kv.take_lost_pins();
+        self.renew_pins(lost);
         self.rescore();
         self.verify();
+        self.note(|_| Op::Commit {
+            sampled: sampled.to_vec(),
+            not_finite: not_finite.to_vec(),
+            rows: committed.rows.clone(),
+        });
         committed
     }
 
     /// The step did not run and nothing was written: the state is again as before [`Scheduler::plan_step`].
     pub fn release(&mut self, plan: &StepPlan) {
+        self.note(|_| Op::Release);
         self.close(plan);
         self.kv.undo();
         while let Some(undo) = self.undo.pop() {
@@ -72,6 +80,7 @@ impl Scheduler {
     /// overwritten comes back either. Rows keep their blocks, preempted requests stay in the queue, and the same
     /// positions are planned again.
     pub fn abandon(&mut self, plan: &StepPlan) {
+        self.note(|_| Op::Abandon);
         self.close(plan);
         self.kv.abandon();
         self.abandon_transfers();

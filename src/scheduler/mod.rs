@@ -12,19 +12,25 @@
 mod clients;
 mod commit;
 mod integrity;
+mod journal;
 mod plan;
 mod planner;
 mod policy;
 mod preemption;
+mod prefill;
+mod prefixes;
 mod queue;
 mod sequence;
 
 pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
 pub use integrity::{SequenceView, StateView};
+pub use journal::Op;
 pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
-pub use preemption::{DEFAULT_WATERMARK_PERCENT, PreemptCosts, PreemptionMode};
+pub use policy::default_watermark;
+pub use preemption::{PreemptCosts, PreemptionMode};
+pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
@@ -41,7 +47,7 @@ use rustc_hash::FxHashMap;
 pub const MAX_REASONS: usize = 64;
 
 /// Every limit of the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerConfig {
     /// Slots of the batch; at least 1.
     pub max_num_seqs: u32,
@@ -67,7 +73,7 @@ pub struct SchedulerConfig {
 }
 
 /// How much is asserted after each change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum CheckLevel {
     /// What costs no walk over blocks or tables.
     Cheap,
@@ -117,6 +123,7 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     ended: Vec<Ended>,
     totals: Totals,
+    journal: Option<Vec<Op>>,
     /// The last step planned: the clock of aging.
     last_step: u64,
     /// Where the next look at cached prefixes of waiting requests begins, and how many places are left to look at.
@@ -124,6 +131,8 @@ pub struct Scheduler {
     rescore_left: usize,
     kv_changes: u64,
     num_looked_at: u64,
+    /// Blocks that pins under way will take.
+    pinning_blocks: u32,
     order: Vec<SeqIdx>, // scratch: the running list at the start of a pass
 }
 
@@ -152,11 +161,13 @@ impl Scheduler {
             deferred: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            journal: None,
             last_step: 0,
             rescore_at: 0,
             rescore_left: 0,
             kv_changes: 0,
             num_looked_at: 0,
+            pinning_blocks: 0,
             order: Vec::new(),
         }
     }
@@ -165,6 +176,12 @@ impl Scheduler {
     /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
     pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::Add(new.clone()));
+        self.enqueue(new)
+    }
+
+    /// Adds what is noted otherwise.
+    fn enqueue(&mut self, new: NewSequence) -> Result<(), RunError> {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
@@ -196,6 +213,7 @@ impl Scheduler {
     /// samples for it is dropped, and what that step computes for it is not published. False when it is not live.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(&idx) = self.by_id.get(&id) else { return false };
+        self.note(|_| Op::Finish { request: id, reason: reason.clone() });
         if self.in_flight.is_none() {
             self.end(idx, Ok(reason));
             return true;
@@ -222,9 +240,13 @@ impl Scheduler {
     /// The cache and its memory are lost: takes a new cache and puts every live request back in the queue in order of
     /// arrival, tokens kept. Requests that can never fit in the new cache end. A step in flight is dropped.
     pub fn restart(&mut self, kv: KvCache) {
+        self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
+        let mut pins = self.kv.take_lost_pins();
+        pins.extend(self.kv.pin_specs().cloned());
         self.kv = kv;
+        self.pinning_blocks = 0;
         self.free_slots = all_slots(self.config.max_num_seqs);
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
         live.sort_unstable();
@@ -240,6 +262,10 @@ impl Scheduler {
             seq.table = BlockTable::new(id);
             seq.chain = self.kv.new_chain(seq.key);
             seq.chain.extend(&seq.tokens);
+            if let Some(pinning) = &mut seq.pin {
+                pinning.needed = pinning.spec.tokens.len() as u32 / self.kv.block_size();
+                self.pinning_blocks += pinning.needed;
+            }
             if seq.stop.max_tokens.is_none() {
                 seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
             }
@@ -249,6 +275,7 @@ impl Scheduler {
             }
         }
         self.end_deferred();
+        self.renew_pins(pins);
         self.verify();
     }
 
@@ -263,6 +290,7 @@ impl Scheduler {
 
     /// What happened to blocks since the last call. Call it after each step, and after aborts.
     pub fn drain_block_events(&mut self) -> std::vec::Drain<'_, crate::kv::BlockEvent> {
+        self.note(|scheduler| Op::Blocks(scheduler.kv.events().to_vec()));
         self.kv.drain_events()
     }
 
@@ -283,6 +311,16 @@ impl Scheduler {
     /// In queue order.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Sequence> {
         self.waiting.iter().map(|idx| self.seq(idx))
+    }
+
+    /// Requests that wait.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that run or wait.
+    pub fn num_live(&self) -> usize {
+        self.by_id.len()
     }
 
     /// The accounts of all clients that are remembered, in no order.
@@ -318,7 +356,8 @@ impl Scheduler {
         if needed > limit {
             return Err(RunError::ContextExceeded { needed, max_model_len: limit });
         }
-        let (blocks, total) = (self.kv.blocks_for(needed), self.kv.num_usable());
+        let key = CacheKey { salt: new.cache_salt, adapter: new.adapter };
+        let (blocks, total) = (self.kv.blocks_for(needed), self.room_for(&new.prompt, key));
         if blocks > total {
             return Err(RunError::NeverFits { needed: blocks, total });
         }
@@ -353,11 +392,10 @@ impl Scheduler {
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
-        self.ended.push(Ended { request: seq.id, outcome, usage: seq.usage() });
-        self.kv.free(seq.table);
-        if let Some(swapped) = seq.swapped {
+        if let Some(swapped) = seq.swapped.take() {
             self.kv.drop_swapped(swapped);
         }
+        self.settle_pin(seq, outcome);
     }
 
     /// Ends what was to end after the step that was in flight.

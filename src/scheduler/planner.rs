@@ -2,16 +2,18 @@
 
 use super::plan::PreemptMode;
 use super::policy::{self, Room};
-use super::preemption::{GROWTH_BLOCKS, PreemptCosts};
+use super::preemption::PreemptCosts;
+use super::prefill::Shares;
 use super::queue::{QueueMark, QueuePolicy};
 use super::{
-    Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
+    Admission, MAX_REASONS, Op, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan,
+    WaitReason,
 };
 use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockTable, SuspendedTable, SwappedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanInputs {
     /// Ascending.
     pub step: u64,
@@ -50,12 +52,14 @@ pub(super) enum Undo {
 }
 
 /// A plan being made.
-struct Draft {
-    plan: StepPlan,
+pub(super) struct Draft {
+    pub(super) plan: StepPlan,
     budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
     costs: PreemptCosts,
+    /// How the running prompts share what is left for them.
+    shares: Shares,
     /// Blocks kept for protected sequences.
     claimed: u32,
 }
@@ -83,9 +87,11 @@ impl Scheduler {
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
             costs: inputs.costs,
+            shares: Shares::ALL,
             claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
         };
         self.serve_running(&mut draft, Pass::One);
+        draft.shares = self.share_prefill(&draft);
         self.serve_running(&mut draft, Pass::More);
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
@@ -102,6 +108,7 @@ impl Scheduler {
         let (swap_out, swap_in) = self.kv.transfers();
         (draft.plan.swap_out, draft.plan.swap_in) = (swap_out.to_vec(), swap_in.to_vec());
         self.verify_plan(&draft.plan);
+        self.note(|_| Op::Plan { inputs, plan: draft.plan.clone() });
         draft.plan
     }
 
@@ -117,6 +124,7 @@ impl Scheduler {
                 continue;
             }
             let num_tokens = self.chunk(seq.num_remaining(), draft);
+            let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
             if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
             }
@@ -127,10 +135,7 @@ impl Scheduler {
     /// How many of the remaining tokens the step can compute for one row.
     fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
         let chunk = remaining.min(self.config.long_prefill_cap).min(draft.budget_left);
-        if remaining == 1 || !draft.has_one_token_rows() {
-            return chunk;
-        }
-        chunk.min(draft.max_prefill_tokens.max(1).saturating_sub(draft.prefill_used))
+        if remaining == 1 { chunk } else { chunk.min(draft.prefill_left()) }
     }
 
     /// Preempts until `num_tokens` more positions fit. False when the sequence itself had to give way.
@@ -250,7 +255,7 @@ impl Scheduler {
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
-            let watermark = self.config.watermark_blocks.min(GROWTH_BLOCKS * self.running.len() as u32);
+            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
             let room = Room { available: self.kv.num_available(), promised, watermark };
             if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
                 return Some(reason);
@@ -328,6 +333,14 @@ impl Scheduler {
 }
 
 impl Draft {
+    /// Tokens that rows which need several may still compute.
+    pub(super) fn prefill_left(&self) -> u32 {
+        match self.has_one_token_rows() {
+            true => self.budget_left.min(self.max_prefill_tokens.max(1).saturating_sub(self.prefill_used)),
+            false => self.budget_left,
+        }
+    }
+
     fn has_one_token_rows(&self) -> bool {
         self.plan.budget - self.budget_left > self.prefill_used
     }

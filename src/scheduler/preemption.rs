@@ -2,18 +2,12 @@
 
 use super::plan::PreemptMode;
 use super::planner::Undo;
-use super::{Scheduler, SeqIdx, StepPlan};
+use super::{Op, Scheduler, SeqIdx, StepPlan};
 use crate::kv::ContentId;
 
-/// Share of the pool, in percent, that admissions leave free for the growth of what runs. In a pool of 57 % of what its
-/// running set needs at full length, 1 % lets more than a quarter of all computed tokens be computed again, 8 % a
-/// tenth, 16 % less than 5 %, for 6 % more steps: see the test that holds these figures.
-pub const DEFAULT_WATERMARK_PERCENT: u32 = 16;
-/// The watermark is never more than so many blocks for each that runs: a few grow little before they end.
-pub(super) const GROWTH_BLOCKS: u32 = 4;
-
 /// How preempted requests get their K and V back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PreemptionMode {
     /// The cheaper way by measured costs, as far as host memory has room.
     #[default]
@@ -25,7 +19,7 @@ pub enum PreemptionMode {
 }
 
 /// What getting K and V back costs, as measured: an input of each step, recorded with it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PreemptCosts {
     /// Computing one token again, in nanoseconds.
     pub recompute_token_ns: u64,
@@ -99,7 +93,9 @@ impl Scheduler {
         self.kv.begin(step);
         self.in_flight = Some(step);
         self.kv.save_published(max_blocks, is_saved);
-        StepPlan { step, swap_out: self.kv.transfers().0.to_vec(), ..StepPlan::default() }
+        let swap_out = self.kv.transfers().0.to_vec();
+        self.note(|this| Op::Save { step, contents: this.kv.contents_of(&swap_out) });
+        StepPlan { step, swap_out, ..StepPlan::default() }
     }
 
     /// Identities of a prompt's full blocks that neither pool nor host memory holds.
@@ -109,11 +105,13 @@ impl Scheduler {
 
     /// See [`crate::kv::KvCache::adopt`].
     pub fn adopt(&mut self, content: &crate::kv::CachedContent) -> Option<crate::ids::HostSlot> {
+        self.note(|_| Op::Adopt(content.clone()));
         self.kv.adopt(content)
     }
 
     /// The content that [`Scheduler::adopt`] made room for did not come.
     pub fn drop_adopted(&mut self, id: &ContentId) {
+        self.note(|_| Op::DropAdopted(*id));
         self.kv.drop_adopted(id);
     }
 

@@ -1,5 +1,6 @@
 //! One request as the scheduler sees it: tokens, and how many of them have their K and V in the cache.
 
+use super::prefixes::Pinning;
 use super::queue::Ticket;
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, PrefixChain, SwappedTable};
@@ -7,7 +8,7 @@ use crate::protocol::{FinishReason, SamplingParams, StopRules, Usage};
 use rustc_hash::FxHashMap;
 
 /// What [`super::Scheduler::add`] takes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct NewSequence {
     /// Unique for the life of the scheduler, ascending in order of arrival.
     pub id: RequestId,
@@ -54,6 +55,8 @@ pub struct Sequence {
     pub(super) stop: StopRules,
     pub(super) stop_ids: Vec<TokenId>,
     pub(super) key: CacheKey,
+    /// Its blocks are to be pinned when it ends.
+    pub(super) pin: Option<Box<Pinning>>,
     /// Its place in the queue.
     pub(super) ticket: Ticket,
     /// Prompt, then output.
@@ -99,6 +102,7 @@ impl Sequence {
             stop: new.stop,
             stop_ids,
             key: CacheKey { salt: new.cache_salt, adapter: new.adapter },
+            pin: None,
             ticket: Ticket {
                 id: new.id,
                 client: new.client,

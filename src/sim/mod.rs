@@ -11,12 +11,16 @@
 //! ```
 
 mod disk;
+mod load;
 mod mirror;
 mod oracle;
+pub mod paper;
+mod prefixes;
 mod rng;
 mod runner;
 mod world;
 
+pub use load::{LoadReport, PlanningReport, run_load, run_planning};
 pub use runner::run_world;
 
 use std::ops::AddAssign;
@@ -61,6 +65,14 @@ pub struct WorldStats {
     pub disk_hit_tokens: u64,
     /// Failed steps that were moving content.
     pub failed_transfers: u64,
+    pub waits_for_share: u64,
+    pub pinned: u64,
+    pub pinned_hits: u64,
+    pub unpinned: u64,
+    pub repinned: u64,
+    pub refused_pins: u64,
+    pub evicted_prefixes: u64,
+    pub resets: u64,
 }
 
 /// A world that broke a rule; its seed replays it.
@@ -130,6 +142,14 @@ impl AddAssign for WorldStats {
             host_hit_tokens,
             disk_hit_tokens,
             failed_transfers,
+            waits_for_share,
+            pinned,
+            pinned_hits,
+            unpinned,
+            repinned,
+            refused_pins,
+            evicted_prefixes,
+            resets,
         } = other;
         self.steps += steps;
         self.tokens += tokens;
@@ -156,5 +176,13 @@ impl AddAssign for WorldStats {
         self.host_hit_tokens += host_hit_tokens;
         self.disk_hit_tokens += disk_hit_tokens;
         self.failed_transfers += failed_transfers;
+        self.waits_for_share += waits_for_share;
+        self.pinned += pinned;
+        self.pinned_hits += pinned_hits;
+        self.unpinned += unpinned;
+        self.repinned += repinned;
+        self.refused_pins += refused_pins;
+        self.evicted_prefixes += evicted_prefixes;
+        self.resets += resets;
     }
 }

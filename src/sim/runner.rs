@@ -4,15 +4,16 @@ use super::WorldStats;
 use super::disk::Disk;
 use super::mirror::Mirror;
 use super::oracle::{self, Expected};
+use super::prefixes::Prefixes;
 use super::rng::Rng;
-use super::world::{StopString, World};
+use super::world::{FIRST_PIN, StopString, World};
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply};
 use crate::executor::{ExecError, Executor};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
-use crate::scheduler::{Ended, PlanInputs, PreemptCosts, Scheduler, StepPlan};
+use crate::scheduler::{Ended, PlanInputs, PreemptCosts, Scheduler, StepPlan, WaitReason};
 use std::time::Duration;
 
 /// No world needs as many steps.
@@ -52,6 +53,7 @@ struct Run {
     /// Client i submitted request i + 1.
     clients: Vec<Client>,
     disk: Disk,
+    prefixes: Prefixes,
     step: u64,
     num_not_finite: u64,
     stats: WorldStats,
@@ -77,6 +79,7 @@ impl Run {
             batch: StepBatch::default(),
             clients: Vec::new(),
             disk: Disk::default(),
+            prefixes: Prefixes::default(),
             step: 0,
             num_not_finite: 0,
             stats: WorldStats { requests: world.requests.len() as u64, ..WorldStats::default() },
@@ -86,12 +89,15 @@ impl Run {
     }
 
     fn has_work(&self) -> bool {
-        self.scheduler.has_work() || self.clients.len() < self.world.requests.len()
+        self.scheduler.has_work()
+            || self.clients.len() < self.world.requests.len()
+            || self.prefixes.are_left(&self.world)
     }
 
     fn step(&mut self) -> Result<(), String> {
         self.step += 1;
         self.save_sometimes()?;
+        self.prefixes.step(self.step, &self.world, &mut self.scheduler, &mut self.rng, &mut self.stats);
         self.arrivals(false)?;
         self.random_abort();
         self.read_ends()?;
@@ -153,9 +159,10 @@ impl Run {
                 break;
             }
             let new = request.new.clone();
-            let is_impossible = oracle::is_impossible(&self.world, &new);
+            let capacity = self.prefixes.room_for(&new, &self.world, &self.scheduler) * self.world.kv.block_size;
+            let is_impossible = oracle::is_impossible(&self.world, &new, capacity);
             let mut client = Client {
-                expected: (!is_impossible).then(|| oracle::alone(&self.world, &new)),
+                expected: (!is_impossible).then(|| oracle::alone(&self.world, &new, capacity)),
                 output: Vec::new(),
                 stop_string: request.stop_string,
                 was_aborted: false,
@@ -208,6 +215,9 @@ impl Run {
 
     fn receive(&mut self, request: RequestId, token: TokenId) -> Result<(), String> {
         self.stats.tokens += 1;
+        if request.0 >= FIRST_PIN {
+            return Ok(());
+        }
         let client = &mut self.clients[request.idx() - 1];
         let at = client.output.len();
         client.output.push(token);
@@ -254,6 +264,8 @@ impl Run {
         self.stats.demoted += (plan.swap_out.len() as u64).saturating_sub(plan.preempted.len() as u64);
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
         self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
+        let is_share = |waits: &(RequestId, WaitReason)| matches!(waits.1, WaitReason::Share { .. });
+        self.stats.waits_for_share += u64::from(plan.waiting.iter().any(is_share));
         let counts = self.scheduler.kv().counts();
         self.stats.evictions += u64::from(counts.evicted_this_step);
         self.stats.shared_blocks += u64::from(counts.shared);
@@ -316,6 +328,10 @@ impl Run {
 
     fn read_ends(&mut self) -> Result<(), String> {
         for Ended { request, outcome, usage } in self.scheduler.take_ended() {
+            if request.0 >= FIRST_PIN {
+                self.prefixes.ended(request, &outcome, &mut self.stats)?;
+                continue;
+            }
             let client = &mut self.clients[request.idx() - 1];
             if client.end.is_some() {
                 return Err(format!("request {request} ended twice"));
@@ -346,6 +362,7 @@ impl Run {
 
     /// Invariant 18, and every client was told of its end.
     fn check_end(&mut self) -> Result<(), String> {
+        self.prefixes.check_end(&mut self.scheduler, &mut self.stats)?;
         self.collect_totals();
         let totals = self.scheduler.totals();
         self.stats.recomputed_tokens = totals.recomputed_tokens;

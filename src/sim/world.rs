@@ -4,7 +4,7 @@ use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
 use crate::protocol::{SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, NewSequence, PreemptionMode, QueuePolicy, SchedulerConfig, VictimPolicy};
+use crate::scheduler::{CheckLevel, NewPin, NewSequence, PreemptionMode, QueuePolicy, SchedulerConfig, VictimPolicy};
 
 const POLICIES: [QueuePolicy; 4] =
     [QueuePolicy::Fcfs, QueuePolicy::Priority, QueuePolicy::LongestPrefix, QueuePolicy::Fair];
@@ -21,9 +21,13 @@ pub(super) struct World {
     pub has_disk: bool,
     /// In order of arrival.
     pub requests: Vec<Request>,
+    /// Prefixes to be pinned, in order of arrival.
+    pub pins: Vec<Pin>,
     /// Chance in percent per step.
     pub fault_percent: u32,
     pub abort_percent: u32,
+    /// Chance in percent per step that a prefix is unpinned, evicted, or the cache reset.
+    pub prefix_percent: u32,
     /// The budget of a step is drawn anew each time.
     pub varies_budget: bool,
 }
@@ -34,6 +38,15 @@ pub(super) struct Request {
     pub new: NewSequence,
     pub stop_string: Option<StopString>,
 }
+
+/// A prefix to be pinned and when.
+pub(super) struct Pin {
+    pub arrives_at: u64,
+    pub new: NewPin,
+}
+
+/// Ids of pins begin here.
+pub(super) const FIRST_PIN: u64 = 1_000;
 
 /// The client's stop string is complete with this output token.
 #[derive(Clone, Copy)]
@@ -77,9 +90,11 @@ impl World {
             num_host_blocks: if rng.percent(40) { 0 } else { rng.range(1, 16) },
             has_disk: rng.percent(50),
             requests: Vec::new(),
+            pins: Vec::new(),
             fault_percent: if rng.percent(50) { 0 } else { rng.range(1, 12) },
             abort_percent: if rng.percent(50) { 0 } else { rng.range(1, 8) },
             varies_budget: rng.percent(40),
+            prefix_percent: 0,
         };
         let prefixes: Vec<Vec<TokenId>> = (0..3).map(|_| world.prefix(rng)).collect();
         let mut arrives_at = 0;
@@ -90,7 +105,30 @@ impl World {
                 rng.percent(20).then(|| StopString { after_tokens: rng.range(1, 10), in_flight: rng.percent(50) });
             world.requests.push(Request { arrives_at, new, stop_string });
         }
+        // Drawn last, so that worlds without pins are as they were.
+        if rng.percent(40) {
+            world.prefix_percent = rng.range(0, 15);
+            for id in 0..u64::from(rng.range(1, 4)) {
+                let arrives_at = u64::from(rng.range(0, 30));
+                world.pins.push(Pin { arrives_at, new: world.pin(RequestId(FIRST_PIN + id), &prefixes, rng) });
+            }
+            world.pins.sort_by_key(|pin| pin.arrives_at);
+        }
         world
+    }
+
+    fn pin(&self, id: RequestId, prefixes: &[Vec<TokenId>], rng: &mut Rng) -> NewPin {
+        let mut tokens = prefixes[rng.range(0, 2) as usize].clone();
+        tokens.extend((0..rng.range(0, self.kv.block_size)).map(|_| rng.range(0, self.vocab_size - 1)));
+        let cache_salt = if rng.percent(80) { 0 } else { 7 };
+        NewPin {
+            id,
+            name: Some(format!("pin {id}")),
+            tokens,
+            cache_salt,
+            adapter: 0,
+            client: u64::from(rng.range(0, 3)),
+        }
     }
 
     /// At a block boundary, or one beside it, half of the time.

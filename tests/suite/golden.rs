@@ -7,6 +7,7 @@ use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
+use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
 use safetensors::SafeTensors;
 
@@ -255,6 +256,9 @@ fn logits_are_the_same_bits_however_the_work_is_cut() {
                 let got = logits(&mut executor, &prompts, plan);
                 assert!(got == want, "{} {mode:?} {plan:?} changed bits", case.name);
             }
+            executor.set_attention(Take::Always, Take::Always);
+            let got = logits(&mut executor, &prompts, LogitsPlan { chunk: Some(7), is_batched: true, ..WHOLE });
+            assert!(got == want, "{} {mode:?}: attention in pieces changed bits", case.name);
             for block_size in [8, 32] {
                 let mut executor = open_case(&case, Mode { block_size, ..mode }).expect("opened before");
                 let got = logits(&mut executor, &prompts, LogitsPlan { is_batched: true, ..WHOLE });

@@ -2,6 +2,7 @@
 //! `cargo test --release sim` filters as usual.
 
 mod app;
+mod beam;
 mod cli;
 mod golden;
 mod kernels;
@@ -9,6 +10,8 @@ mod layers;
 mod malformed;
 mod models;
 mod noop_device;
+mod queue_sim;
+mod recording;
 mod sampling;
 mod shaders;
 mod sim;

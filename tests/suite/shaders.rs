@@ -8,7 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, embed, logit_cap, matmul, mlp, norm, quantise, rope_kv_write, sample, step_meta, variants,
+    attention, attention_work, embed, logit_cap, matmul, mlp, norm, quantise, rope_kv_write, sample, step_meta,
+    variants,
 };
 
 struct Variant {
@@ -176,9 +177,16 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         ("fn penalty(idx: u32) -> vec2<u32> { let at = step_meta[", header::PENALTIES),
         ("fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[", header::BIAS_START),
         ("fn bias(idx: u32) -> vec2<u32> { let at = step_meta[", header::BIASES),
+        ("fn num_single_items() -> u32 { return step_meta[", header::NUM_SINGLE_ITEMS),
+        ("fn num_items() -> u32 { return step_meta[", header::NUM_ITEMS),
+        ("fn num_merges() -> u32 { return step_meta[", header::NUM_MERGES),
+        ("fn item_word(item: u32, word: u32) -> u32 { return step_meta[step_meta[", header::ITEMS),
+        ("fn work_token(idx: u32) -> vec2<u32> { let at = step_meta[", header::WORK_TOKENS),
+        ("fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[", header::MERGES),
         ("fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[", header::SLOT_OF_ROW),
     ] {
         assert!(text.contains(&format!("{call}{word}]")), "{call}{word}]");
     }
     assert!(text.contains(&format!("SAMPLING_WORDS: u32 = {}u", step_meta::SAMPLING_WORDS)));
+    assert!(text.contains(&format!("ITEM_WORDS: u32 = {}u", attention_work::ITEM_WORDS)));
 }

@@ -1,6 +1,8 @@
-//! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone.
+//! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone, the figures of a paper.
 
+mod kernels;
 mod latency;
+mod paper;
 mod sim;
 mod throughput;
 
@@ -18,15 +20,21 @@ pub enum BenchCommand {
     Latency(latency::LatencyArgs),
     /// Many prompts at once: requests and tokens per second
     Throughput(throughput::ThroughputArgs),
+    /// Single kernels on this adapter, with made-up data
+    Kernels(kernels::KernelsArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
+    /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
+    Paper(paper::PaperArgs),
 }
 
 pub fn run(command: &BenchCommand) -> CliResult {
     match command {
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Throughput(args) => throughput::run(args),
+        BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Sim(args) => sim::run(args),
+        BenchCommand::Paper(args) => paper::run(args),
     }
 }
 

@@ -7,7 +7,8 @@ use super::activation::{Activation, Forms};
 use super::kv_buffers::KvBuffers;
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
-use crate::kernels::attention::{self, Attention, RowKinds};
+use crate::kernels::attention::{self, Attention};
+use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::{KvFormat, KvLayout};
@@ -22,6 +23,7 @@ use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
 use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
+use crate::memory;
 use crate::model::rope;
 use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, Residual, RopePairing, RopeSpec};
 
@@ -30,7 +32,7 @@ use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, Residual, 
 pub struct StepShape {
     pub num_tokens: u32,
     pub num_logits: u32,
-    pub kinds: RowKinds,
+    pub attention: WorkCounts,
     pub has_penalties: bool,
     pub has_logprobs: bool,
 }
@@ -86,9 +88,10 @@ struct Scratch {
     x: BufferSlice, // f32 [tokens, stride(hidden)]
     /// f32 [tokens, stride(hidden)]: what a block adds, where it is not added as it is.
     branch: Option<BufferSlice>,
-    normed: Activation, // [tokens, hidden]
-    qkv: BufferSlice,   // f32 [tokens, qkv_stride]
-    q: BufferSlice,     // f32 [tokens, q_stride]
+    normed: Activation,    // [tokens, hidden]
+    qkv: BufferSlice,      // f32 [tokens, qkv_stride]
+    q: BufferSlice,        // f32 [tokens, q_stride]
+    partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
     attended: Activation,
     gate_up: BufferSlice, // f32 [tokens, 2, stride(intermediate)]
     gated: Activation,
@@ -153,7 +156,7 @@ impl Forward {
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
             layer.rope.record(recording, n);
-            layer.attention.record(recording, n, shape.kinds);
+            layer.attention.record(recording, shape.attention);
             if let Some(quantise) = &layer.quantise_attended {
                 quantise.record(recording, n);
             }
@@ -197,7 +200,7 @@ impl Forward {
             let shape = StepShape {
                 num_tokens: tokens,
                 num_logits: tokens.min(self.max_logits),
-                kinds: RowKinds { single: true, several: true },
+                attention: WorkCounts::some(tokens),
                 has_penalties: true,
                 has_logprobs: true,
             };
@@ -233,6 +236,8 @@ impl Builder<'_> {
             let bytes = u64::from(rows) * u64::from(elements) * 4;
             Ok(self.gpu.alloc(label, bytes, BufferUse::Storage)?.whole())
         };
+        let slots = memory::attention_slots(spec, self.cfg.max_model_len, self.cfg.max_num_seqs);
+        let partial_bytes = slots * attention.partial_bytes();
         Ok(Scratch {
             x: f32_rows("hidden", stride(spec.hidden_size))?,
             branch: match self.adds_as_is() {
@@ -242,6 +247,7 @@ impl Builder<'_> {
             normed: Activation::alloc(self.gpu, "normed", rows, spec.hidden_size, self.forms_of(normed))?,
             qkv: f32_rows("qkv", self.rope_shape().qkv_stride())?,
             q: f32_rows("q", self.rope_shape().q_stride())?,
+            partials: self.gpu.alloc("attention partials", partial_bytes, BufferUse::Storage)?.whole(),
             attended: Activation::alloc(self.gpu, "attended", rows, spec.num_heads * spec.head_dim, attended)?,
             gate_up: f32_rows("gate+up", self.gate_up_stride())?,
             gated: Activation::alloc(self.gpu, "gated", rows, spec.intermediate_size, self.forms_of(gated))?,
@@ -271,12 +277,7 @@ impl Builder<'_> {
     }
 
     fn attention_shape(&self) -> attention::Shape {
-        attention::Shape {
-            num_heads: self.spec.num_heads,
-            num_kv_heads: self.spec.num_kv_heads,
-            head_dim: self.spec.head_dim,
-            kv: kv_format(self.cfg),
-        }
+        attention_shape(self.spec, self.cfg)
     }
 
     /// Tables for the kinds of layers that the model has.
@@ -448,7 +449,7 @@ impl Builder<'_> {
         let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
         // Attention writes one form; i8 from f32 is a kernel of its own.
         let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
-        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, y };
+        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, partials: &scratch.partials, y };
         Ok(Attention::new(&mut self.context(), "attention", &shape, window, &buffers)?)
     }
 
@@ -529,6 +530,16 @@ fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a
 
 fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
     if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
+}
+
+/// What attention is compiled for.
+pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
+    attention::Shape {
+        num_heads: spec.num_heads,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        kv: kv_format(cfg),
+    }
 }
 
 /// How each layer's cache lies.

@@ -2,6 +2,7 @@
 
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Recording;
+use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::kv_layout::{KvFormat, KvLayout};
 use kvasir::kernels::rope_kv_write::{Buffers, RopeKvWrite, Shape, reference, rope_table, write_reference};
 use kvasir::kernels::step_meta;
@@ -50,7 +51,7 @@ fn run(
     qkv: &[f32],
     gains: &[f32],
 ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-    let meta = rig.step_meta(step_meta::num_words(batch));
+    let meta = rig.step_meta(step_meta::num_words(batch, &AttentionWork::default()));
     rig.set_step(&meta, batch);
     let qkv = rig.upload("qkv", qkv);
     let rope = rig.upload("rope", &table(shape.rotary_dim));

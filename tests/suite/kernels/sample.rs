@@ -2,6 +2,7 @@
 
 use kvasir::batch::{RowSampling, StepBatch, TokenPenalty};
 use kvasir::gpu::{Buffer, Recording};
+use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::logprobs::{self, Logprobs};
 use kvasir::kernels::penalties::Penalties;
 use kvasir::kernels::sample::{Params, Sample, Sampled};
@@ -22,11 +23,12 @@ struct Row {
     seen: Vec<SeenToken>,
     biases: Vec<(u32, f32)>,
     logprobs: Option<u8>,
+    is_beam: bool,
 }
 
 fn plain(logits: Vec<f32>, warp: Warp, draw: Draw) -> Row {
     let strengths = PenaltyStrengths { repetition: 1.0, presence: 0.0, frequency: 0.0 };
-    Row { logits, warp, draw, strengths, seen: vec![], biases: vec![], logprobs: None }
+    Row { logits, warp, draw, strengths, seen: vec![], biases: vec![], logprobs: None, is_beam: false }
 }
 
 fn batch(rows: &[Row]) -> StepBatch {
@@ -44,6 +46,7 @@ fn batch(rows: &[Row]) -> StepBatch {
             seed: row.draw.seed,
             position: row.draw.position,
             logprobs: row.logprobs,
+            is_beam: row.is_beam,
         });
         batch.penalties.extend(row.seen.iter().map(|s| TokenPenalty { token: s.token, output_count: s.output_count }));
         batch.penalty_start.push(batch.penalties.len() as u32);
@@ -63,7 +66,7 @@ struct Outcome {
 fn run(rig: &Rig, rows: &[Row], stride: u32) -> Outcome {
     let vocab = rows[0].logits.len();
     let batch = batch(rows);
-    let meta = rig.step_meta(step_meta::num_words(&batch));
+    let meta = rig.step_meta(step_meta::num_words(&batch, &AttentionWork::default()));
     rig.set_step(&meta, &batch);
     let mut padded = vec![9e9f32; rows.len() * stride as usize];
     for (to, row) in padded.chunks_mut(stride as usize).zip(rows) {
@@ -285,6 +288,42 @@ fn logprobs_match_the_reference_where_asked_for() {
                     assert_eq!(got.0, want.0, "{} {vocab}", rig.name);
                     assert!((f64::from(got.1) - want.1).abs() < 1e-4, "{} {vocab}", rig.name);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn beams_rank_by_log_probabilities_that_penalties_changed() {
+    let mut random = Random(8);
+    for rig in rigs() {
+        for vocab in [70usize, 999, 49_152] {
+            let seen: Vec<SeenToken> =
+                (0..60).map(|i| SeenToken { token: i * 13 % vocab as u32, output_count: i % 3 }).collect();
+            let beam = |random: &mut Random, repetition: f32, seen: &[SeenToken], biases: &[(u32, f32)]| Row {
+                strengths: PenaltyStrengths { repetition, presence: 0.25, frequency: 0.5 },
+                seen: seen.to_vec(),
+                biases: biases.to_vec(),
+                logprobs: Some(64),
+                is_beam: true,
+                ..plain(random.vector(vocab, 8.0), Warp::GREEDY, Draw { seed: 1, position: 2 })
+            };
+            let rows = [
+                beam(&mut random, 1.3, &seen[..5], &[(3, 4.0)]),
+                beam(&mut random, 1.0, &[], &[]),
+                beam(&mut random, 0.7, &seen[..3], &[]),
+            ];
+            let outcome = run(rig, &rows, (vocab as u32).next_multiple_of(4));
+            for (row, got) in rows.iter().zip(&outcome.logprobs) {
+                let got = &got.as_ref().expect("asked for").top;
+                let want = reference::beam_logprobs(&row.logits, &row.strengths, &row.seen, &row.biases, 64);
+                assert_eq!(got.len(), want.len(), "{} {vocab}", rig.name);
+                for (got, want) in got.iter().zip(&want) {
+                    assert!((f64::from(got.1) - want.1).abs() < 1e-4, "{} {vocab}: {got:?}, not {want:?}", rig.name);
+                }
+                let sorted = |list: Vec<u32>| std::collections::BTreeSet::from_iter(list);
+                let same = sorted(got.iter().map(|t| t.0).collect()) == sorted(want.iter().map(|t| t.0).collect());
+                assert!(same, "{} {vocab}", rig.name);
             }
         }
     }

@@ -1,0 +1,145 @@
+//! Beam search against `generate(num_beams = …)` of transformers: `beam_search.json` of the fixtures.
+
+use std::path::{Path, PathBuf};
+
+use kvasir::engine::logits::{LogitsPlan, all_logits};
+use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
+use kvasir::model::Model;
+use kvasir::protocol::{BeamParams, EarlyStopping, FinishReason};
+use kvasir::sampling::beam::{BeamSearch, Hypothesis};
+use kvasir::sampling::{PenaltyStrengths, SeenToken, reference};
+use serde_json::Value;
+
+use crate::support::{fixtures, read_json};
+
+/// The largest difference of a score from the reference's.
+pub const SCORE_TOLERANCE: f64 = 1e-4;
+
+/// One search of the fixture.
+pub struct Case {
+    pub model: PathBuf,
+    pub name: String,
+    pub prompt: Vec<u32>,
+    pub params: BeamParams,
+    pub eos: Option<u32>,
+    pub max_new_tokens: u32,
+    pub sequences: Vec<Vec<u32>>,
+    pub scores: Vec<f64>,
+    /// Neighbouring scores are closer than the arithmetic allows to tell.
+    pub is_close: bool,
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().expect("a list").iter().map(|v| v.as_u64().expect("a token") as u32).collect()
+}
+
+fn case(root: &Path, value: &Value) -> Option<Case> {
+    let name = value["model"].as_str().expect("a name");
+    let width = value["num_beams"].as_u64().expect("a width") as u32;
+    let early_stopping = match &value["early_stopping"] {
+        Value::Bool(true) => EarlyStopping::AtOnce,
+        Value::Bool(false) => EarlyStopping::Heuristic,
+        other => {
+            assert_eq!(other, "never");
+            EarlyStopping::Never
+        }
+    };
+    let length_penalty = value["length_penalty"].as_f64().expect("a penalty") as f32;
+    let sequences = value["sequences"].as_array().expect("sequences").iter().map(numbers).collect();
+    let eos = value["eos_token_id"].as_u64().map(|eos| eos as u32);
+    let model = root.join("tiny").join(name);
+    let loads = model.is_dir() && Model::open(&model).is_ok_and(|model| model.unsupported_on_gpu().is_ok());
+    loads.then(|| Case {
+        model,
+        name: format!(
+            "{name} {} width {width} {early_stopping:?} penalty {length_penalty} eos {eos:?}",
+            value["prompt"]
+        ),
+        prompt: numbers(&value["input_ids"]),
+        params: BeamParams { width, num_return: width, length_penalty, early_stopping },
+        eos,
+        max_new_tokens: value["max_new_tokens"].as_u64().expect("a limit") as u32,
+        sequences,
+        scores: value["scores"].as_array().expect("scores").iter().map(|v| v.as_f64().expect("a score")).collect(),
+        is_close: value["close"].as_bool().expect("a flag"),
+    })
+}
+
+/// The fixture's searches on models that load, one list per model.
+pub fn cases_by_model() -> Vec<Vec<Case>> {
+    let root = fixtures();
+    let file = read_json(&root.join("beam_search.json"));
+    let mut groups: Vec<Vec<Case>> = Vec::new();
+    for case in file["cases"].as_array().expect("cases").iter().filter_map(|value| case(&root, value)) {
+        match groups.iter_mut().find(|group| group[0].model == case.model) {
+            Some(group) => group.push(case),
+            None => groups.push(vec![case]),
+        }
+    }
+    assert!(groups.len() >= 3, "only {} models of the fixture load", groups.len());
+    groups
+}
+
+/// Asserts sequences and scores of one search.
+pub fn check(case: &Case, outputs: &[(Vec<u32>, f64)]) {
+    let got: Vec<&Vec<u32>> = outputs.iter().map(|(tokens, _)| tokens).collect();
+    let scores: Vec<f64> = outputs.iter().map(|(_, score)| *score).collect();
+    assert!(
+        case.is_close || got.iter().copied().eq(&case.sequences),
+        "{}: {outputs:?}, not {:?}",
+        case.name,
+        case.sequences
+    );
+    assert_eq!(scores.len(), case.scores.len(), "{}", case.name);
+    for (got, want) in scores.iter().zip(&case.scores) {
+        assert!((got - want).abs() <= SCORE_TOLERANCE, "{}: {scores:?}, not {:?}", case.name, case.scores);
+    }
+}
+
+/// The search without pages or batches: each beam's tokens are computed from the first.
+fn search_alone(executor: &mut ReferenceExecutor, case: &Case, vocab: usize, repetition: f32) -> Vec<Hypothesis> {
+    let plan = LogitsPlan { chunk: None, is_batched: false, max_tokens_per_step: 256 };
+    let strengths = PenaltyStrengths { repetition, presence: 0.0, frequency: 0.0 };
+    let mut search = BeamSearch::new(case.params.clone(), case.max_new_tokens, FinishReason::MaxTokens);
+    let num_candidates = BeamSearch::num_candidates(case.params.width, 1) as usize;
+    loop {
+        let beams = (0..search.num_live()).map(|beam| [&case.prompt[..], search.live_tokens(beam)].concat());
+        let lists: Vec<Vec<(u32, f32)>> = beams
+            .map(|tokens| {
+                let mut last = Vec::new();
+                let keep = &mut |_, _, rows: &[f32]| last = rows[rows.len() - vocab..].to_vec();
+                all_logits(executor, std::slice::from_ref(&tokens), plan, keep).expect("steps run");
+                let seen: Vec<SeenToken> = tokens.iter().map(|&token| SeenToken { token, output_count: 0 }).collect();
+                let row = reference::beam_logprobs(&last, &strengths, &distinct(seen), &[], num_candidates);
+                row.iter().map(|&(token, logprob)| (token, logprob as f32)).collect()
+            })
+            .collect();
+        let ends = |_, token| (case.eos == Some(token)).then_some(FinishReason::StopToken(token));
+        if search.advance(&lists, ends).is_none() {
+            return search.outputs().to_vec();
+        }
+    }
+}
+
+fn distinct(mut seen: Vec<SeenToken>) -> Vec<SeenToken> {
+    seen.sort_unstable_by_key(|s| s.token);
+    seen.dedup();
+    seen
+}
+
+#[test]
+fn the_scorer_finds_the_sequences_and_scores_of_transformers() {
+    for group in cases_by_model() {
+        let model = Model::open(&group[0].model).unwrap_or_else(|e| panic!("{e}"));
+        let vocab = model.spec().vocab_size as usize;
+        let mut executor = ReferenceExecutor::new(&model, ReferenceConfig { num_blocks: 40, block_size: 16 })
+            .unwrap_or_else(|e| panic!("{e}"));
+        // `generate` takes what it is not told from generation_config.json.
+        let repetition = model.generation_defaults().repetition_penalty.unwrap_or(1.0);
+        for case in &group {
+            let outputs = search_alone(&mut executor, case, vocab, repetition);
+            let outputs: Vec<(Vec<u32>, f64)> = outputs.into_iter().map(|h| (h.tokens, h.score)).collect();
+            check(case, &outputs);
+        }
+    }
+}
