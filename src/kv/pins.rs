@@ -193,6 +193,7 @@ impl KvCache {
             tokens: &pin.spec.tokens,
             num_computed: pin.spec.tokens.len() as u32,
             key: pin.spec.key,
+            swapped: None,
         })
     }
 

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What else must be equal, besides the tokens, for two sequences to share a block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CacheKey {
     /// Chosen by the client: who does not know it shares nothing.
     pub salt: u64,

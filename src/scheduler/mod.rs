@@ -378,7 +378,7 @@ impl Scheduler {
     /// Takes a sequence out of queue or batch and gives its blocks back.
     fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
         assert!(self.in_flight.is_none(), "a sequence ends between steps");
-        let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
+        let mut seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),
             SeqStatus::Waiting => {}

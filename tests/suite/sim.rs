@@ -79,7 +79,7 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
 
 const VOCAB: u32 = 1 << 20;
 /// Copying a block both ways is cheaper than computing two tokens.
-const COSTS: PreemptCosts = PreemptCosts { recompute_token_ns: 1_000, swap_block_ns: 1_500 };
+pub(crate) const COSTS: PreemptCosts = PreemptCosts { recompute_token_ns: 1_000, swap_block_ns: 1_500 };
 
 /// Scheduler, fake executor and what each client has received.
 pub(crate) struct Engine {
