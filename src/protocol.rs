@@ -373,8 +373,22 @@ pub enum PrefixCommand<Sink> {
 /// What a handle may ask of the engine thread.
 #[derive(Debug)]
 pub enum EngineCommand<Load, Sink> {
-    Submit { id: RequestId, request: Box<GenerateRequest>, events: Sink },
-    Abort { id: RequestId },
+    Submit {
+        id: RequestId,
+        request: Box<GenerateRequest>,
+        events: Sink,
+    },
+    /// A run whose prompt is the first `keep_tokens` tokens of `parent`, then the request's own.
+    Fork {
+        id: RequestId,
+        parent: RequestId,
+        keep_tokens: u32,
+        request: Box<GenerateRequest>,
+        events: Sink,
+    },
+    Abort {
+        id: RequestId,
+    },
     Prefix(PrefixCommand<Sink>),
     Load(Load),
     Unload,

@@ -4,12 +4,12 @@
 //! ends that request alone; after [`EngineCore::rebuild`] every live request goes on from its tokens and no text is sent
 //! twice. It does not catch panics: `thread.rs` does.
 
+use super::branches::RecentTokens;
 use super::budget::{AdaptiveBudget, StepCost};
 use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
 use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
-use super::output::TextOutput;
 use super::preempt_meter::PreemptMeter;
 use super::prefetch::Prefetch;
 use super::run_state::{LiveRun, StepTime};
@@ -18,11 +18,11 @@ use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
-use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunError, Usage};
+use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError};
 use crate::recording::Recorder;
-use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
+use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -56,14 +56,16 @@ pub enum StepOutcome {
 /// Scheduler, cache, executor and clients of one loaded model.
 pub struct EngineCore {
     pub(super) shared: Arc<Shared>,
-    model: Arc<LoadedModel>,
+    pub(super) model: Arc<LoadedModel>,
     options: EngineOptions,
     /// `None` only while it is rebuilt.
     executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
     pub(super) scheduler: Scheduler,
     batch: StepBatch,
-    pub(super) runs: HashMap<RequestId, LiveRun>,
+    /// By the request of the first choice; the requests of the others follow it.
+    pub(super) runs: BTreeMap<RequestId, LiveRun>,
+    pub(super) recent: RecentTokens,
     budget: AdaptiveBudget,
     meter: PreemptMeter,
     /// The disk tier of the prefix cache, where there is one.
@@ -126,7 +128,8 @@ impl EngineCore {
             executor: Some(executor),
             rebuild,
             batch: StepBatch::default(),
-            runs: HashMap::new(),
+            runs: BTreeMap::new(),
+            recent: RecentTokens::default(),
             budget: AdaptiveBudget::default(),
             num_failed_steps: 0,
             shrunk_budget: None,
@@ -140,35 +143,31 @@ impl EngineCore {
         }
     }
 
-    /// Queues a request; a refusal is its terminal event.
-    pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
-        let run = self.new_run(request.owner.clone(), events, &request.stop.stop_strings);
-        let added = self.scheduler.add(NewSequence {
-            id,
-            prompt: request.prompt,
-            seed: request.sampling.seed.unwrap_or(id.0),
-            sampling: request.sampling,
-            stop: request.stop,
-            eos_ids: self.model.eos_token_ids.clone(),
-            cache_salt: request.cache_salt,
-            adapter: request.adapter,
-            priority: request.priority,
-            client: request.owner.id,
-        });
-        self.queued(id, run, added);
-    }
-
-    pub(super) fn new_run(&self, owner: OwnerTag, events: EventSink, stop_strings: &[String]) -> LiveRun {
-        let text = TextOutput::new(self.model.tokenizer.clone(), stop_strings);
+    /// A run whose first choice begins. `shows_logprobs`: the client asked for them.
+    pub(super) fn new_run(
+        &self,
+        id: RequestId,
+        owner: OwnerTag,
+        events: EventSink,
+        (decoding, shows_logprobs): (Decoding, bool),
+        stop_strings: &[String],
+    ) -> LiveRun {
         let submitted_us = micros64(events.created().saturating_duration_since(self.started));
-        LiveRun::new(owner, events, text, submitted_us)
+        let mut run = LiveRun::new(id, owner, events, (decoding, shows_logprobs), submitted_us);
+        run.begin_choice(self.text_output(stop_strings, 0));
+        run
     }
 
-    /// Ends a request at its client's wish; the blocks are free when this returns.
+    /// Ends a run at its client's wish, all choices of it; the blocks are free when this returns.
     pub(super) fn abort(&mut self, id: RequestId) {
         let held = self.prefetch.as_mut().and_then(|prefetch| prefetch.release(id));
         self.add_held(held);
-        if self.scheduler.abort(id) {
+        let Some(run) = self.run_of(id).map(|(run, _)| run) else { return };
+        run.drop_waiting();
+        let sequences = run.sequences();
+        // Each sequence must be asked: `any` would stop at the first that was live.
+        let num_live = sequences.filter(|sequence| self.scheduler.abort(*sequence)).count();
+        if num_live > 0 {
             self.settle_ended(&HashMap::new());
             self.record(None);
             self.shared.wake();
@@ -179,6 +178,13 @@ impl EngineCore {
     pub(super) fn record(&mut self, record: Option<&StepRecord>) {
         let now_us = self.now_us();
         recorder::write(&mut self.recorder, &mut self.scheduler, now_us, record);
+    }
+
+    /// The run that a sequence belongs to, and which of its choices it is.
+    fn run_of(&mut self, sequence: RequestId) -> Option<(&mut LiveRun, usize)> {
+        let (_, run) = self.runs.range_mut(..=sequence).next_back()?;
+        let choice = run.choice_of(sequence)?;
+        Some((run, choice))
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -305,14 +311,13 @@ impl EngineCore {
         StepOutcome::Retry
     }
 
-    /// Ends one request with an error.
-    fn fail(&mut self, id: RequestId, error: &RunError) {
-        if let Some(run) = self.runs.get(&id) {
+    /// Ends the run of a request with an error.
+    pub(super) fn fail(&mut self, id: RequestId, error: &RunError) {
+        if let Some((run, _)) = self.run_of(id) {
             run.events.push(EngineEvent::Failed { error: error.clone() });
         }
         // The sink has its terminal event: what the scheduler's end adds is not heard.
-        self.scheduler.abort(id);
-        self.settle_ended(&HashMap::new());
+        self.abort(id);
     }
 
     /// Ends every request with an error.
@@ -327,7 +332,7 @@ impl EngineCore {
     fn abort_cancelled(&mut self) {
         // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
         let running = self.scheduler.running().map(|seq| seq.id());
-        let is_cancelled = |id: &RequestId| self.runs.get(id).is_some_and(|run| run.events.is_cancelled());
+        let is_cancelled = |id: &RequestId| self.run_by(*id).is_some_and(|run| run.events.is_cancelled());
         let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
         ids.into_iter().for_each(|id| self.abort(id));
     }
@@ -337,21 +342,25 @@ impl EngineCore {
         let at = StepTime { step: self.step, now_us };
         for preemption in &plan.preempted {
             let kept_tokens = self.scheduler.get(preemption.victim).map_or(0, |seq| seq.num_tokens());
-            if let Some(run) = self.runs.get(&preemption.victim) {
+            if let Some((run, _)) = self.run_of(preemption.victim) {
                 run.events.push(EngineEvent::Preempted { kept_tokens });
             }
         }
         for admission in &plan.admitted {
-            let Some(run) = self.runs.get_mut(&admission.request) else { continue };
+            let Some((run, _)) = self.run_of(admission.request) else { continue };
             if run.is_new() {
-                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 run.admitted(at, admission.num_tokens, admission.cached_tokens);
+                self.leaves_queue();
             }
         }
         for row in plan.rows.iter().filter(|row| row.kind != RowKind::Decode) {
             let total =
                 self.scheduler.get(row.request).map_or(row.to(), |seq| seq.num_computed() + seq.num_remaining());
-            if let Some(run) = self.runs.get(&row.request) {
+            // Further choices start with a prompt that was read.
+            let is_told = |choice: usize| choice == 0 || matches!(row.kind, RowKind::Recompute { .. });
+            if let Some((run, choice)) = self.run_of(row.request)
+                && is_told(choice)
+            {
                 run.events.push(EngineEvent::Reading { computed: row.to(), total: total.max(row.to()) });
             }
         }
@@ -368,10 +377,15 @@ impl EngineCore {
         let mut stops: HashMap<RequestId, String> = HashMap::new();
         for (row, shown) in committed.rows.iter().zip(&mut record.rows) {
             shown.sampled = row.token;
-            let (Some(token), Some(run)) = (row.token, self.runs.get_mut(&row.request)) else { continue };
+            let Some(token) = row.token else { continue };
+            let Some((run, choice)) = self.run_of(row.request) else { continue };
             let logprobs = row.logit_idx.and_then(|i| logprobs.get_mut(i as usize)).and_then(Option::take);
             let is_stop_token = matches!(row.finish, Some(FinishReason::StopToken(_)));
-            if let Some(stop) = run.token(at, token, logprobs, is_stop_token) {
+            let run_id = run.id;
+            let stop = run.token(at, choice, token, logprobs, is_stop_token);
+            // Before its first choice ends: the others share what it has.
+            self.start_choices(run_id);
+            if let Some(stop) = stop {
                 self.scheduler.finish(row.request, FinishReason::StopString(stop.clone()));
                 stops.insert(row.request, stop);
             }
@@ -380,40 +394,54 @@ impl EngineCore {
         record.finished = std::mem::take(&mut self.ended);
     }
 
-    /// Gives every request that the scheduler ended its terminal event. A token that was the last and also completed a
-    /// stop string counts as the stop string.
+    /// Tells the runs of the requests that the scheduler ended; a run whose choices have all ended gets its terminal event.
+    /// A token that was the last and also completed a stop string counts as the stop string.
     fn settle_ended(&mut self, stops: &HashMap<RequestId, String>) {
-        for ended in self.scheduler.take_ended() {
-            let Some(mut run) = self.runs.remove(&ended.request) else { continue };
-            if run.is_new() {
-                self.leaves_queue();
+        loop {
+            let all = self.scheduler.take_ended();
+            if all.is_empty() {
+                return;
             }
-            let stop = stops.get(&ended.request).cloned().map(FinishReason::StopString);
-            match ended.outcome {
-                Ok(reason) => self.settle(run, ended.request, stop.unwrap_or(reason), ended.usage),
-                Err(error) => {
-                    run.flush(&FinishReason::Aborted);
-                    run.events.push(EngineEvent::Failed { error });
-                    // Telemetry has no word for a failed run; it left the batch without finishing.
-                    self.remember(&run, ended.request, FinishReason::Aborted, ended.usage);
-                }
-            }
+            all.into_iter().for_each(|ended| self.settle(ended, stops));
         }
     }
 
-    fn settle(&mut self, mut run: LiveRun, id: RequestId, reason: FinishReason, usage: Usage) {
-        run.flush(&reason);
-        let timings = run.timings();
-        self.remember(&run, id, reason.clone(), usage);
-        run.events.push(EngineEvent::Finished { reason, usage, timings });
+    fn settle(&mut self, ended: Ended, stops: &HashMap<RequestId, String>) {
+        let stop = stops.get(&ended.request).cloned().map(FinishReason::StopString);
+        let Some((run, choice)) = self.run_of(ended.request) else { return };
+        let reason = match &ended.outcome {
+            Ok(reason) => stop.unwrap_or(reason.clone()),
+            // Telemetry has no word for a failed run; it left the batch without finishing.
+            Err(_) => FinishReason::Aborted,
+        };
+        run.end_choice(choice, reason.clone(), ended.usage);
+        let info = run.finished_info(&ended, reason.clone());
+        if let Err(error) = &ended.outcome {
+            // What the other choices have does not make up for the one that is missing.
+            run.events.push(EngineEvent::Failed { error: error.clone() });
+            run.drop_waiting();
+            for sequence in run.sequences() {
+                self.scheduler.abort(sequence);
+            }
+        }
+        self.remember(info, ended, reason);
     }
 
-    fn remember(&mut self, run: &LiveRun, id: RequestId, reason: FinishReason, usage: Usage) {
+    fn remember(&mut self, info: RequestInfo, ended: Ended, reason: FinishReason) {
+        let request = ended.request;
         if self.finished.len() == MAX_FINISHED {
             self.finished.pop_front();
         }
-        self.finished.push_back(run.finished_info(id, usage, reason.clone()));
-        self.ended.push((id, reason));
+        self.finished.push_back(info);
+        self.ended.push((request, reason));
+        self.recent.push(ended);
+        let Some(run_id) = self.run_of(request).filter(|(run, _)| run.is_over()).map(|(run, _)| run.id) else { return };
+        if let Some(mut run) = self.runs.remove(&run_id) {
+            if run.is_new() {
+                self.leaves_queue();
+            }
+            run.finish();
+        }
     }
 
     /// A request that was counted as waiting at submit waits no more.
@@ -490,23 +518,29 @@ impl EngineCore {
             swaps_total: totals.swaps,
             recomputed_tokens_total: totals.recomputed_tokens,
             computed_tokens_total: totals.computed_tokens,
+            copied_blocks_total: totals.copied_blocks,
             ..EngineSnapshot::default()
         };
         self.shared.telemetry.publish(snapshot);
+    }
+
+    fn run_by(&self, sequence: RequestId) -> Option<&LiveRun> {
+        let (_, run) = self.runs.range(..=sequence).next_back()?;
+        run.choice_of(sequence).map(|_| run)
     }
 
     /// Running in batch order, the first that wait in queue order, the last ended.
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
-            infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, None)));
+            infos.extend(self.run_by(seq.id()).map(|run| run.info(seq, None)));
         }
         let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
         for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
             let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
             let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
-            let info = self.runs.get(&seq.id()).map(|run| run.info(seq, Some(reason)));
+            let info = self.run_by(seq.id()).map(|run| run.info(seq, Some(reason)));
             infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
         }
         infos.extend(self.finished.iter().cloned());
@@ -542,16 +576,16 @@ impl EngineCore {
     fn catch_up(&mut self) {
         let at = self.step_time();
         let mut stopped = Vec::new();
-        for (&id, run) in &mut self.runs {
-            let Some(seq) = self.scheduler.get(id) else { continue };
-            let missing: Vec<TokenId> = seq.output().iter().skip(run.num_emitted()).copied().collect();
-            for token in missing {
-                if let Some(stop) = run.token(at, token, None, false) {
-                    stopped.push((id, stop));
-                    break;
-                }
+        for run in self.runs.values_mut() {
+            for (choice, id) in run.sequences().enumerate() {
+                let Some(seq) = self.scheduler.get(id) else { continue };
+                let missing: Vec<TokenId> = seq.output().iter().skip(run.num_emitted(choice)).copied().collect();
+                let stop = missing.into_iter().find_map(|token| run.token(at, choice, token, None, false));
+                stopped.extend(stop.map(|stop| (id, stop)));
             }
         }
+        let runs: Vec<RequestId> = self.runs.keys().copied().collect();
+        runs.into_iter().for_each(|id| self.start_choices(id));
         for (id, stop) in stopped {
             self.scheduler.finish(id, FinishReason::StopString(stop));
         }

@@ -212,6 +212,12 @@ impl Executor for FakeExecutor {
     }
 }
 
+/// The simulation's tokenizer, for tests of what needs text.
+#[cfg(test)]
+pub(super) fn tokenizer() -> Tokenizer {
+    Tokenizer::from_gguf(vocabulary()).expect("the vocabulary is well formed")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

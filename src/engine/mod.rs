@@ -5,10 +5,12 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`], [`prefetch`], [`record`], [`prefixes`],
-//! [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`choices`], [`branches`], [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`], [`prefetch`],
+//! [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
+pub mod branches;
 pub mod budget;
+pub mod choices;
 pub mod core;
 pub mod disk;
 pub mod fake;
@@ -20,7 +22,7 @@ pub mod memory_plan;
 pub mod options;
 pub mod output;
 pub mod preempt_meter;
-pub mod prefetch;
+mod prefetch;
 mod prefixes;
 pub mod record;
 mod recorder;

@@ -4,6 +4,7 @@
 //! Guarantees: the engine thread reads and writes no file; a request is held back only while its blocks are being read,
 //! and goes on whatever came of that.
 
+use super::branches::Start;
 use super::disk::{DiskTier, Fetched};
 use super::mailbox::EventSink;
 use crate::executor::Executor;
@@ -19,14 +20,15 @@ pub const SAVE_BLOCKS: u32 = 32;
 pub const LAST_FILES: Duration = Duration::from_secs(10);
 
 /// A request that is not in the queue yet.
-pub struct Held {
+pub(super) struct Held {
     pub id: RequestId,
     pub request: GenerateRequest,
+    pub start: Start,
     pub events: EventSink,
 }
 
 /// The disk tier and who waits for it.
-pub struct Prefetch {
+pub(super) struct Prefetch {
     tier: DiskTier,
     held: Vec<Held>,
 }

@@ -3,7 +3,7 @@
 use super::core::EngineCore;
 use super::mailbox::EventSink;
 use crate::ids::RequestId;
-use crate::protocol::{EngineEvent, PinRequest, PrefixCommand, RunError};
+use crate::protocol::{Decoding, EngineEvent, PinRequest, PrefixCommand, RunError};
 use crate::scheduler::NewPin;
 
 impl EngineCore {
@@ -25,7 +25,7 @@ impl EngineCore {
     }
 
     fn pin(&mut self, id: RequestId, request: PinRequest, events: EventSink) {
-        let run = self.new_run(request.owner.clone(), events, &[]).for_pin();
+        let run = self.new_run(id, request.owner.clone(), events, (Decoding::ONE, false), &[]).for_pin();
         let added = self.scheduler.add_pin(NewPin {
             id,
             name: request.name,

@@ -25,6 +25,7 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::SwapOut { block, host, request } => BlockDelta::SwapOut { block, host: host.0, request },
         BlockEvent::SwapIn { host, block, request } => BlockDelta::SwapIn { host: host.0, block, request },
         BlockEvent::HostFree { host } => BlockDelta::HostFree { host: host.0 },
+        BlockEvent::Copy { from, to, request } => BlockDelta::Copy { from, to, request },
         BlockEvent::Pin { block } => BlockDelta::Pin { block },
         BlockEvent::Unpin { block } => BlockDelta::Unpin { block },
     }
@@ -63,6 +64,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         host_total: counts.host.total,
         host_swapped: counts.host.swapped,
         host_cached: counts.host.cached,
+        partial_hit_tokens: counts.partial_hit_tokens,
         ..KvTotals::default()
     }
 }

@@ -4,12 +4,15 @@
 //! request goes on from its tokens; repeated faults end the requests, never the process; when the thread ends, every run
 //! has its terminal event.
 
+use super::branches::Start;
 use super::core::{EngineCore, StepOutcome};
 use super::disk::Fetched;
 use super::handle::{Command, EngineStatus, Shared};
 use super::loader::{LoadFailure, Loaded, Progress};
+use super::mailbox::EventSink;
 use super::options::LoadRequest;
-use crate::protocol::{EngineCommand, EngineEvent, PrefixCommand, RunError};
+use crate::ids::RequestId;
+use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, PrefixCommand, RunError};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -140,14 +143,10 @@ impl EngineThread {
 
     fn handle(&mut self, command: Command) {
         match command {
-            EngineCommand::Submit { id, request, events } => match &mut self.core {
-                Some(core) => core.submit(id, *request, events),
-                None => {
-                    self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
-                    events.push(EngineEvent::Failed { error: RunError::NoModel });
-                    self.shared.wake();
-                }
-            },
+            EngineCommand::Submit { id, request, events } => self.start_run(id, *request, Start::Prompt, events),
+            EngineCommand::Fork { id, parent, keep_tokens, request, events } => {
+                self.start_run(id, *request, Start::Fork { parent, keep_tokens }, events);
+            }
             EngineCommand::Abort { id } => {
                 if let Some(core) = &mut self.core {
                     core.abort(id);
@@ -175,7 +174,18 @@ impl EngineThread {
         }
     }
 
-    fn prefix(&mut self, command: PrefixCommand<super::mailbox::EventSink>) {
+    fn start_run(&mut self, id: RequestId, request: GenerateRequest, start: Start, events: EventSink) {
+        match &mut self.core {
+            Some(core) => core.submit(id, request, start, events),
+            None => {
+                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
+                events.push(EngineEvent::Failed { error: RunError::NoModel });
+                self.shared.wake();
+            }
+        }
+    }
+
+    fn prefix(&mut self, command: PrefixCommand<EventSink>) {
         match (&mut self.core, command) {
             (Some(core), command) => {
                 core.prefix(command);

@@ -32,6 +32,8 @@ pub mod header {
     pub const BIAS_START: usize = 15;
     pub const BIASES: usize = 16;
     pub const SLOT_OF_ROW: usize = 17;
+    pub const NUM_COPIES: usize = 18;
+    pub const COPIES: usize = 19;
     pub const NUM_SINGLE_ITEMS: usize = 24;
     pub const NUM_ITEMS: usize = 25;
     pub const NUM_MERGES: usize = 26;
@@ -55,6 +57,7 @@ pub fn num_words(batch: &StepBatch, work: &AttentionWork) -> usize {
         + 2 * batch.penalties.len()
         + batch.bias_start.len()
         + 2 * batch.biases.len()
+        + 2 * batch.copies.len()
 }
 
 /// Replaces `words` by the batch's metadata.
@@ -66,6 +69,7 @@ pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     words[header::NUM_ROWS] = batch.num_rows() as u32;
     words[header::NUM_LOGITS] = batch.num_logits() as u32;
     words[header::BLOCK_SIZE] = batch.block_size;
+    words[header::NUM_COPIES] = batch.copies.len() as u32;
     section(words, header::TOKEN_IDS, batch.input_ids.iter().copied());
     section(words, header::POSITIONS, batch.positions.iter().copied());
     section(words, header::KV_SLOTS, batch.kv_slots.iter().copied());
@@ -81,6 +85,7 @@ pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     section(words, header::PENALTIES, batch.penalties.iter().flat_map(|p| [p.token, p.output_count]));
     section(words, header::BIAS_START, batch.bias_start.iter().copied());
     section(words, header::BIASES, batch.biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
+    section(words, header::COPIES, batch.copies.iter().flat_map(|copy| [copy.from, copy.to]));
     words[header::NUM_SINGLE_ITEMS] = work.counts.single;
     words[header::NUM_ITEMS] = work.items.len() as u32;
     words[header::NUM_MERGES] = work.merges.len() as u32;
@@ -116,7 +121,7 @@ fn sampling_words(row: &RowSampling, changes_logits: bool) -> [u32; SAMPLING_WOR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::TokenPenalty;
+    use crate::batch::{BlockCopy, TokenPenalty};
     use crate::kernels::attention_work::{ITEM_WORDS, Merge, WorkCounts, WorkToken};
 
     fn sampling(seed: u64) -> RowSampling {
@@ -138,6 +143,7 @@ mod tests {
     fn batch() -> StepBatch {
         StepBatch {
             block_size: 16,
+            copies: vec![BlockCopy { from: 3, to: 9 }],
             input_ids: vec![5, 6, 7],
             positions: vec![0, 1, 9],
             kv_slots: vec![16, 17, 41],
@@ -187,6 +193,7 @@ mod tests {
         assert_eq!(at(header::PENALTIES, 2), [6, 2]);
         assert_eq!(at(header::BIASES, 2), [8, (-1.5f32).to_bits()]);
         assert_eq!(at(header::BIAS_START, 3), [0, 1, 1]);
+        assert_eq!((words[header::NUM_COPIES], at(header::COPIES, 2)), (1, &[3, 9][..]));
         assert_eq!(words[header::NUM_SINGLE_ITEMS..=header::NUM_MERGES], [0, 1, 1]);
         assert_eq!(at(header::ITEMS, ITEM_WORDS), [0, 2, 3, 4, 1]);
         assert_eq!(at(header::WORK_TOKENS, 4), [2, 7, 1, 9]);

@@ -5,7 +5,9 @@ use super::kv_layout::KvFormat;
 use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
-use super::{Class, RowCount, attention, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write, sample};
+use super::{
+    Class, RowCount, attention, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write, sample,
+};
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
 use crate::model::spec::{Activation, MlpKind};
@@ -42,6 +44,7 @@ pub const HEADS: [(u32, u32, u32); 8] =
 /// All of them, sorted, each once.
 pub fn all() -> Vec<(String, Defines)> {
     let mut found = vec![("fill".to_string(), Defines::new())];
+    found.extend((1..=copy_blocks::MAX_BUFFERS).map(|n| ("copy_blocks".into(), copy_blocks::defines(n))));
     for class in CLASSES {
         of_rows(class, &mut found);
         of_heads(class, &mut found);

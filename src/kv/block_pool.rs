@@ -39,7 +39,7 @@ pub(super) struct Block {
     pub refs: u32,
     /// Number of pins among them.
     pub pins: u32,
-    /// Slots written by committed steps.
+    /// Slots written by committed steps, or copied.
     pub filled: u32,
     /// Step of the last change.
     pub last_step: u64,
@@ -74,6 +74,8 @@ pub(super) struct Header {
     pub hit_tokens: u64,
     pub host_hit_tokens: u64,
     pub disk_hit_tokens: u64,
+    pub partial_hit_tokens: u64,
+    pub copied_blocks: u64,
     pub step: u64,
 }
 
@@ -282,11 +284,11 @@ impl BlockPool {
         self.edit(id).filled = filled;
     }
 
-    /// A committed step wrote this block up to `filled` slots.
+    /// This block holds `filled` slots that are valid: one holder wrote it, or it is a copy.
     pub fn fill(&mut self, id: BlockId, filled: u32) {
         let step = self.header.step;
         let block = self.edit(id);
-        block.filled = block.filled.max(filled);
+        block.filled = filled;
         block.last_step = step;
     }
 

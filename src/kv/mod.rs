@@ -13,16 +13,17 @@
 //! let mut chain = kv.new_chain(CacheKey::default());
 //! chain.extend(&prompt);
 //! kv.begin(1);
-//! kv.reserve(&mut table, 5).expect("the pool is empty");
+//! kv.reserve(&mut table, 0, 5).expect("the pool is empty");
 //! kv.commit();
 //! kv.fill(&table, 0, 5);
 //! kv.publish(&table, &mut chain, &prompt, 0, 5);
 //! kv.free(table);
-//! assert_eq!(kv.lookup(&chain, &prompt, 4).num_blocks, 1);
+//! assert_eq!(kv.lookup(&chain, &prompt, 5).num_blocks, 1);
 //! ```
 
 mod block_pool;
 mod block_table;
+mod copy_on_write;
 mod host_pool;
 mod integrity;
 mod pins;
@@ -31,6 +32,7 @@ mod tiers;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use copy_on_write::BlockCopy;
 pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
 pub use pins::{PinSpec, PrefixView};
@@ -38,7 +40,8 @@ pub use prefix_cache::{CacheKey, ContentId, PrefixChain};
 pub use tiers::{CachedContent, HostView};
 
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
-use block_pool::{BlockPool, Unheld, Visibility};
+use block_pool::{BlockPool, Visibility};
+use copy_on_write::PendingCopy;
 use host_pool::HostPool;
 use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
@@ -71,7 +74,7 @@ pub enum BlockEvent {
     Evict { block: BlockId },
     /// Nobody holds it and nothing is kept.
     Free { block: BlockId },
-    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// Committed and now findable by prefix: full, or the tail of a request that ended. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
     /// Its content goes to host memory: that of a preempted request, or (`None`) that of a cached block.
@@ -80,6 +83,9 @@ pub enum BlockEvent {
     SwapIn { host: HostSlot, block: BlockId, request: RequestId },
     /// A place of host memory is given back.
     HostFree { host: HostSlot },
+    /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
+    /// `from`, which others see. `request` lets go of `from` when the step is over.
+    Copy { from: BlockId, to: BlockId, request: RequestId },
     /// A pinned prefix holds it (`Share` told so before): it is not evicted.
     Pin { block: BlockId },
     /// No pinned prefix holds it any more (an `Unref` follows).
@@ -110,6 +116,10 @@ pub struct KvCounts {
     pub host_hit_tokens: u64,
     pub disk_hit_tokens: u64,
     pub host: HostCounts,
+    /// Of the tokens found: in blocks that hold more, or other tokens after them.
+    pub partial_hit_tokens: u64,
+    /// Blocks copied because a sharer was about to write, since start.
+    pub copied_blocks: u64,
 }
 
 /// One block as it is now.
@@ -129,7 +139,10 @@ pub struct BlockView {
 /// What a lookup found, to be attached before anything else changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHit {
+    /// Blocks found whole.
     pub num_blocks: u32,
+    /// Tokens found, those in a block found in part included.
+    pub tokens: u32,
     /// How many of them are cached-idle: they stop being available once attached.
     pub num_idle: u32,
     /// Blocks found after those in host memory: each takes a block of the pool.
@@ -172,6 +185,8 @@ pub struct KvCache {
     swap_in: Vec<HostTransfer>,  // of the open step
     /// Contents that left host memory since they were asked for last, where the caller wants to know.
     spilled: Option<Vec<CachedContent>>,
+    /// Of the open step.
+    copies: Vec<PendingCopy>,
 }
 
 impl KvCache {
@@ -199,6 +214,7 @@ impl KvCache {
             swap_out: Vec::new(),
             swap_in: Vec::new(),
             spilled: None,
+            copies: Vec::new(),
         }
     }
 
@@ -240,10 +256,11 @@ impl KvCache {
         self.events_before_step = self.events.len();
     }
 
-    /// The step ran: what was reserved is active.
+    /// The step ran: what was reserved is active, and sources of copies are let go of.
     pub fn commit(&mut self) {
         self.pool.commit();
         self.commit_host();
+        self.end_copies();
         self.count_hits();
     }
 
@@ -252,6 +269,7 @@ impl KvCache {
         self.pool.commit();
         let events = &mut self.events;
         self.host.abandon(|host| events.push(BlockEvent::HostFree { host }));
+        self.end_copies();
         self.count_hits();
     }
 
@@ -268,6 +286,7 @@ impl KvCache {
         self.pool.undo(|block| prefix.restore(block));
         self.host.undo();
         self.events.truncate(self.events_before_step);
+        self.copies.clear();
         self.hits.clear();
     }
 
@@ -276,16 +295,19 @@ impl KvCache {
         self.config.enable_prefix_cache
     }
 
-    /// Finds the blocks that hold the first of `tokens`, at most `max_blocks`. Changes nothing but the memory of the hit.
-    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> PrefixHit {
+    /// Finds the blocks that hold the first of `tokens`, at most `max_tokens` of them. Changes nothing but the memory of
+    /// the hit.
+    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_tokens: u32) -> PrefixHit {
         self.hit.clear();
+        let mut in_part = 0;
         if self.config.enable_prefix_cache {
-            self.prefix.lookup(chain, tokens, max_blocks as usize, &mut self.hit);
+            in_part = self.prefix.lookup(chain, &tokens[..max_tokens as usize], &mut self.hit);
         }
-        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
-        let num_idle = self.hit.iter().filter(is_idle).count() as u32;
-        self.lookup_host(chain, tokens, max_blocks);
-        PrefixHit { num_blocks: self.hit.len() as u32, num_idle, num_host: self.host_hit.len() as u32 }
+        let num_idle = self.num_idle_found();
+        let num_blocks = self.hit.len() as u32 - u32::from(in_part > 0);
+        self.lookup_host(chain, tokens, (num_blocks, max_tokens));
+        let num_host = self.host_hit.len() as u32;
+        PrefixHit { num_blocks, tokens: num_blocks * self.config.block_size + in_part, num_idle, num_host }
     }
 
     /// How many blocks a lookup would find: for ranking, without the memory of a hit.
@@ -301,53 +323,65 @@ impl KvCache {
         self.prefix.num_changes()
     }
 
-    /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
-    pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
+    /// The latest [`KvCache::lookup`] without the block that it found in part.
+    pub fn whole_blocks(&mut self, hit: PrefixHit) -> PrefixHit {
+        self.hit.truncate(hit.num_blocks as usize);
+        let num_idle = self.num_idle_found();
+        PrefixHit { tokens: hit.num_blocks * self.config.block_size, num_idle, ..hit }
+    }
+
+    /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
+    /// computed.
+    pub fn attach(&mut self, table: &mut BlockTable, hit: PrefixHit, query_tokens: u32) {
         assert_eq!(table.num_blocks(), 0, "a prefix is attached to an empty table");
         for (logical, &block) in self.hit.iter().enumerate() {
             self.pool.hold(block);
             table.push(block);
             self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
         }
-        let hit_tokens = self.hit.len() as u32 * self.config.block_size;
-        table.raise_slots(hit_tokens);
-        self.hits.extend(self.hit.last().map(|last| (*last, hit_tokens)));
+        table.raise_slots(hit.tokens);
+        let hit_tokens = hit.tokens.min(query_tokens);
+        let last = hit.num_blocks.checked_sub(1).map(|last| self.hit[last as usize]);
+        self.hits.extend(last.map(|last| (last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
+        let whole_tokens = hit.num_blocks * self.config.block_size;
+        self.pool.header.partial_hit_tokens += u64::from(hit_tokens.saturating_sub(whole_tokens));
         self.hit.clear();
     }
 
-    /// Makes room for positions `0..slots`, evicting idle blocks where needed. Returns how many blocks were added.
-    pub fn reserve(&mut self, table: &mut BlockTable, slots: u32) -> Result<u32, OutOfBlocks> {
-        let needed = self.blocks_for(slots).saturating_sub(table.num_blocks());
+    /// Makes room to write positions `valid..slots`; those before are only read. Evicts idle blocks where needed, and
+    /// copies the block of position `valid` when others see it. Returns how many blocks were taken.
+    pub fn reserve(&mut self, table: &mut BlockTable, valid: u32, slots: u32) -> Result<u32, OutOfBlocks> {
+        let needed = self.needed_blocks(table, valid, slots);
         let available = self.num_available();
         if needed > available {
             return Err(OutOfBlocks { needed, available });
         }
-        for _ in 0..needed {
-            let (block, state) = self.pool.next_victim().expect("counted above");
-            if state == BlockState::CachedIdle {
-                self.demote(block);
-                self.prefix.forget(block);
-                self.events.push(BlockEvent::Evict { block });
-            }
-            self.pool.allocate().expect("counted above");
-            let logical = table.num_blocks();
-            self.events.push(BlockEvent::Alloc { block, request: table.owner(), logical });
+        if slots > valid && self.must_copy(table, valid) {
+            self.copy_tail(table, valid);
+        }
+        while table.num_blocks() < self.blocks_for(slots) {
+            let block = self.take_block(table.owner(), table.num_blocks());
             table.push(block);
         }
         table.raise_slots(slots);
         Ok(needed)
     }
 
-    /// How long the table is, for [`KvCache::rewind`].
-    pub fn mark(&self, table: &BlockTable) -> TableMark {
-        TableMark { num_blocks: table.num_blocks(), slots: table.slots() }
+    /// How long the table is before a reservation from `valid` on, for [`KvCache::rewind`].
+    pub fn mark(&self, table: &BlockTable, valid: u32) -> TableMark {
+        let logical = valid / self.config.block_size;
+        let tail = table.ids().get(logical as usize).map(|&block| (logical, block));
+        TableMark { num_blocks: table.num_blocks(), slots: table.slots(), tail }
     }
 
     /// Puts a table back to its length before the step, beside [`KvCache::undo`] which takes the blocks back.
     pub fn rewind(&self, table: &mut BlockTable, mark: TableMark) {
         table.truncate(mark.num_blocks, mark.slots);
+        if let Some((logical, block)) = mark.tail {
+            table.replace(logical, block);
+        }
     }
 
     /// Takes all blocks back. Published ones stay findable, the last one being the next to be evicted.
@@ -370,7 +404,8 @@ impl KvCache {
     pub fn fill(&mut self, table: &BlockTable, from: u32, to: u32) {
         assert!(to <= table.slots(), "position {to} was written beyond the {} slots of the table", table.slots());
         let size = self.config.block_size;
-        for logical in from / size..self.blocks_for(to) {
+        let end = if from < to { self.blocks_for(to) } else { 0 };
+        for logical in from / size..end {
             let block = table.ids()[logical as usize];
             let filled = (to - logical * size).min(size);
             self.pool.fill(block, filled);
@@ -398,6 +433,34 @@ impl KvCache {
             if !self.publish_one(table.ids()[i], chain, tokens, i) {
                 return;
             }
+        }
+    }
+
+    /// Makes the block findable that the last of `tokens` fill in part, as the table is about to be freed. `tokens` are
+    /// computed, by committed steps, and are the output as it was told: none after a stop.
+    pub fn publish_tail(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId]) {
+        let size = self.config.block_size as usize;
+        let (i, len) = (tokens.len() / size, tokens.len() % size);
+        if !self.config.enable_prefix_cache || len == 0 {
+            return;
+        }
+        let id = table.ids()[i];
+        let block = self.pool.block(id);
+        if block.refs != 1 || block.visibility != Visibility::Private {
+            return;
+        }
+        assert!(block.filled as usize >= len, "block {id} is published before it is written");
+        if i > 0 {
+            let end = (i * size) as u32;
+            self.publish(table, chain, tokens, end - self.config.block_size, end);
+            if !self.prefix.is_findable(chain, i - 1) {
+                return;
+            }
+        }
+        let pool = &self.pool;
+        let published = self.prefix.publish_tail(chain, tokens, id, |old| pool.block(old).pins > 0);
+        if let Published::Now { hash, replaced } = published {
+            self.show(id, hash, replaced);
         }
     }
 
@@ -430,6 +493,8 @@ impl KvCache {
             host_hit_tokens: header.host_hit_tokens,
             disk_hit_tokens: header.disk_hit_tokens,
             host: self.host.counts(),
+            partial_hit_tokens: header.partial_hit_tokens,
+            copied_blocks: header.copied_blocks,
         }
     }
 
@@ -473,6 +538,11 @@ impl KvCache {
         self.events.drain(..)
     }
 
+    fn num_idle_found(&self) -> u32 {
+        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
+        self.hit.iter().filter(is_idle).count() as u32
+    }
+
     /// False when the block is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
@@ -490,12 +560,16 @@ impl KvCache {
             Published::Duplicate => return true,
             Published::Refused => return false,
         };
+        self.show(block, hash, replaced);
+        true
+    }
+
+    fn show(&mut self, block: BlockId, hash: u64, replaced: Option<BlockId>) {
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);
         }
         self.events.push(BlockEvent::Publish { block, hash });
-        true
     }
 
     fn unpublish(&mut self, block: BlockId) {
@@ -512,12 +586,20 @@ impl KvCache {
     fn unhold_all(&mut self, table: &BlockTable) {
         let request = table.owner();
         for &block in table.ids().iter().rev() {
-            self.events.push(BlockEvent::Unref { block, request });
-            match self.pool.unhold(block) {
-                Unheld::StillHeld => {}
-                Unheld::Idle => self.events.push(BlockEvent::CacheIdle { block }),
-                Unheld::Freed => self.events.push(BlockEvent::Free { block }),
-            }
+            self.unref(block, request);
         }
+    }
+
+    /// Takes a free block, or evicts the one idle for longest. The caller has counted what is available.
+    fn take_block(&mut self, request: RequestId, logical: u32) -> BlockId {
+        let (block, state) = self.pool.next_victim().expect("the caller counted the blocks it takes");
+        if state == BlockState::CachedIdle {
+            self.demote(block);
+            self.prefix.forget(block);
+            self.events.push(BlockEvent::Evict { block });
+        }
+        self.pool.allocate().expect("there is a next victim");
+        self.events.push(BlockEvent::Alloc { block, request, logical });
+        block
     }
 }

@@ -54,7 +54,7 @@ impl KvCache {
     /// Pinning it again renames it. `None` when some block of it cannot be found: nothing is pinned then.
     pub fn pin(&mut self, spec: PinSpec, chain: &PrefixChain, table: BlockTable) -> Option<u64> {
         let num_blocks = spec.tokens.len() as u32 / self.config.block_size;
-        let found = self.lookup(chain, &spec.tokens, num_blocks).num_blocks;
+        let found = self.lookup(chain, &spec.tokens, spec.tokens.len() as u32).num_blocks;
         if found < num_blocks || num_blocks == 0 {
             self.free(table);
             return None;
@@ -191,7 +191,7 @@ impl KvCache {
         self.pins.iter().map(|pin| HeldTable {
             table: &pin.table,
             tokens: &pin.spec.tokens,
-            num_computed: pin.spec.tokens.len() as u32,
+            num_valid: pin.spec.tokens.len() as u32,
             key: pin.spec.key,
             swapped: None,
         })
@@ -199,6 +199,9 @@ impl KvCache {
 
     /// Each pinned block counts its pins and can be found.
     pub(super) fn check_pins(&self) -> Result<(), String> {
+        if self.pins.is_empty() && self.num_pinned() == 0 {
+            return Ok(());
+        }
         let mut pins = vec![0; self.pool.len()];
         self.pins.iter().flat_map(|pin| pin.table.ids()).for_each(|id| pins[id.idx()] += 1);
         for (i, &held) in pins.iter().enumerate() {
@@ -276,10 +279,11 @@ mod tests {
         let mut table = BlockTable::new(RequestId(step));
         let len = tokens.len() as u32;
         kv.begin(step);
-        kv.lookup(&chain, tokens, (len - 1) / 2);
-        kv.attach(&mut table, len - 1);
+        let hit = kv.lookup(&chain, tokens, (len - 1) / 2 * 2);
+        let hit = kv.whole_blocks(hit);
+        kv.attach(&mut table, hit, len - 1);
         let from = table.slots();
-        kv.reserve(&mut table, len).expect("the pool is large enough");
+        kv.reserve(&mut table, from, len).expect("the pool is large enough");
         kv.commit();
         kv.fill(&table, from, len);
         kv.publish(&table, &mut chain, tokens, from, len);
@@ -305,7 +309,7 @@ mod tests {
         let (_, table) = compute(&mut kv, 2, &(10..22).collect::<Vec<_>>());
         assert_eq!(kv.num_available(), 0, "the pressure is all there can be");
         kv.free(table);
-        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 2).num_blocks, 2);
+        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 4).num_blocks, 2);
         let listed = kv.prefixes(10);
         assert_eq!((listed[0].name.as_deref(), listed[0].blocks, listed[0].is_pinned), (Some("system"), 2, true));
         assert_eq!(listed[0].head, [1, 2, 3, 4]);
@@ -314,7 +318,7 @@ mod tests {
         check(&kv);
         let (_, table) = compute(&mut kv, 3, &(30..46).collect::<Vec<_>>());
         kv.free(table);
-        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 2).num_blocks, 0);
+        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 4).num_blocks, 0);
         check(&kv);
     }
 
@@ -345,7 +349,7 @@ mod tests {
         let id = kv.prefixes(10)[0].id;
         assert_eq!(kv.evict_prefix(id), 2, "the second block and the third, which follows it");
         check(&kv);
-        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5, 6, 7], 3).num_blocks, 1);
+        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5, 6, 7], 6).num_blocks, 1);
         assert_eq!(kv.evict_prefix(id), 0);
     }
 
@@ -358,8 +362,8 @@ mod tests {
         assert_eq!(kv.reset_prefixes(), 3);
         kv.free(table);
         check(&kv);
-        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 2).num_blocks, 1);
-        assert_eq!(kv.lookup(&other, &[7, 8, 9, 10, 11], 2).num_blocks, 0);
+        assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 4).num_blocks, 1);
+        assert_eq!(kv.lookup(&other, &[7, 8, 9, 10, 11], 4).num_blocks, 0);
         assert_eq!(kv.counts().free, 7);
     }
 

@@ -8,7 +8,7 @@
 use super::block_pool::Visibility;
 use super::host_pool::{ContentKey, HostPool, Slot};
 use super::{BlockEvent, BlockState, BlockTable, CacheKey, ContentId, KvCache, PrefixChain, SuspendedTable};
-use super::{HostState, HostTransfer, SwappedTable};
+use super::{HostState, HostTransfer, PrefixHit, SwappedTable};
 use crate::ids::{BlockId, HostSlot, TokenId};
 
 /// The content of a full block, named so that it can be kept outside this process.
@@ -132,10 +132,10 @@ impl KvCache {
     }
 
     /// Positions that a sequence need not compute after [`KvCache::lookup`] found so much.
-    pub fn restorable(&self, num_found: u32, swapped: Option<&SwappedTable>) -> u32 {
-        let found = num_found * self.config.block_size;
+    pub fn restorable(&self, hit: PrefixHit, swapped: Option<&SwappedTable>) -> u32 {
+        let found = if hit.num_host > 0 { hit.num_found() * self.config.block_size } else { hit.tokens };
         match swapped {
-            Some(swapped) if num_found >= swapped.num_kept() => found.max(swapped.num_computed),
+            Some(swapped) if hit.num_found() >= swapped.num_kept() => found.max(swapped.num_computed),
             _ => found,
         }
     }
@@ -147,7 +147,8 @@ impl KvCache {
         let hosts = std::mem::take(&mut self.host_hit);
         let size = self.config.block_size;
         let num_found = first + hosts.len() as u32;
-        let computed = self.restorable(num_found, swapped.as_ref());
+        let hit = PrefixHit { num_blocks: first, tokens: first * size, num_host: hosts.len() as u32, num_idle: 0 };
+        let computed = self.restorable(hit, swapped.as_ref());
         for &host in &hosts {
             let from_disk = self.host.touch(host);
             self.pool.header.disk_hit_tokens += if from_disk { u64::from(size) } else { 0 };
@@ -161,7 +162,7 @@ impl KvCache {
             }
             _ => Vec::new(),
         };
-        self.reserve(table, computed).expect("room was made for what comes back");
+        self.reserve(table, first * size, computed).expect("room was made for what comes back");
         for (i, &host) in hosts.iter().chain(&held).enumerate() {
             let (logical, request) = (first + i as u32, table.owner());
             let block = table.ids()[logical as usize];
@@ -210,7 +211,7 @@ impl KvCache {
         }
         let mut chain = self.new_chain(key);
         chain.extend(&prompt[..prompt.len() - 1]);
-        let found = self.lookup(&chain, prompt, u32::MAX).num_found() as usize;
+        let found = self.lookup(&chain, prompt, prompt.len() as u32).num_found() as usize;
         let rest = (found..chain.len()).filter_map(|i| chain.id(i));
         rest.map(|(id, _)| id).filter(|id| !self.host.holds(id)).collect()
     }
@@ -300,13 +301,15 @@ impl KvCache {
     }
 
     /// After a lookup in the pool: the blocks that follow and are in host memory.
-    pub(super) fn lookup_host(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) {
+    pub(super) fn lookup_host(&mut self, chain: &PrefixChain, tokens: &[TokenId], (first, max_tokens): (u32, u32)) {
         self.host_hit.clear();
         if !self.host.is_on() || !self.config.enable_prefix_cache {
             return;
         }
         let size = self.config.block_size as usize;
-        for i in self.hit.len()..chain.len().min(max_blocks as usize) {
+        // At least one token is computed, to get logits.
+        let end = max_tokens.saturating_sub(1) as usize / size;
+        for i in first as usize..chain.len().min(end) {
             let Some((id, _)) = chain.id(i) else { return };
             let Some(slot) = self.host.find(&id, chain.key(), &tokens[i * size..(i + 1) * size]) else { return };
             self.host_hit.push(slot);
@@ -315,7 +318,7 @@ impl KvCache {
 
     /// Full computed blocks that are found in the pool by content.
     fn num_kept(&mut self, chain: &PrefixChain, tokens: &[TokenId], num_computed: u32) -> u32 {
-        self.lookup(chain, tokens, num_computed / self.config.block_size).num_blocks
+        self.lookup(chain, tokens, num_computed).num_blocks
     }
 }
 

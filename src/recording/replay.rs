@@ -6,7 +6,7 @@ use super::{Header, Recording};
 use crate::batch::StepBatch;
 use crate::executor::Executor;
 use crate::kv::KvCache;
-use crate::scheduler::{Op, Scheduler, StepPlan};
+use crate::scheduler::{NewFork, Op, Scheduler, StepPlan};
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
 
@@ -101,6 +101,8 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
     match op {
         // What was refused then is refused now, and changes nothing.
         Op::Add(new) => drop(scheduler.add(new.clone())),
+        Op::AddBeside(new) => drop(scheduler.add_beside(new.clone())),
+        Op::Fork { parent, fork } => drop(scheduler.fork(*parent, NewFork::clone(fork))),
         Op::AddPin(pin) => drop(scheduler.add_pin(pin.clone())),
         Op::Unpin { prefix } => drop(scheduler.unpin(*prefix)),
         Op::EvictPrefix { prefix } => drop(scheduler.evict_prefix(*prefix)),

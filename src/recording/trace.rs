@@ -25,11 +25,13 @@ pub fn export(recording: &Recording) -> Value {
     let mut trace = Trace::default();
     trace.name_tracks(recording);
     for timed in &recording.ops {
-        match &timed.op {
-            Op::Add(new) => drop(trace.waits.insert(new.id, Wait { since: timed.at_us, what: "queued" })),
-            Op::AddPin(pin) => drop(trace.waits.insert(pin.id, Wait { since: timed.at_us, what: "queued" })),
-            _ => {}
-        }
+        let id = match &timed.op {
+            Op::Add(new) | Op::AddBeside(new) => new.id,
+            Op::Fork { fork, .. } => fork.sequence.id,
+            Op::AddPin(pin) => pin.id,
+            _ => continue,
+        };
+        trace.waits.insert(id, Wait { since: timed.at_us, what: "queued" });
     }
     for (i, record) in recording.records.iter().enumerate() {
         trace.step(record);
@@ -77,7 +79,8 @@ impl Trace {
         (0..slots).for_each(|slot| name(SLOTS, Some(u64::from(slot)), format!("slot {slot}")));
         for timed in &recording.ops {
             let id = match &timed.op {
-                Op::Add(new) => new.id,
+                Op::Add(new) | Op::AddBeside(new) => new.id,
+                Op::Fork { fork, .. } => fork.sequence.id,
                 Op::AddPin(pin) => pin.id,
                 _ => continue,
             };

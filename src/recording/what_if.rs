@@ -294,9 +294,19 @@ fn arrivals(recording: &Recording) -> Vec<Arrival> {
     for timed in &recording.ops {
         let at_us = timed.at_us as f64;
         match &timed.op {
-            Op::Add(new) => {
+            Op::Add(new) | Op::AddBeside(new) => {
                 prompts.insert(new.id, new.prompt.clone());
                 arrivals.push(Arrival { at_us, new: new.clone(), output: Vec::new() });
+            }
+            // A fork comes as a request of all its tokens.
+            Op::Fork { parent, fork } => {
+                let known = |of: &HashMap<RequestId, Vec<TokenId>>| of.get(parent).cloned().unwrap_or_default();
+                let mut prompt = [known(&prompts), known(&outputs)].concat();
+                prompt.truncate(fork.keep_tokens as usize);
+                prompt.extend_from_slice(&fork.sequence.prompt);
+                prompts.insert(fork.sequence.id, prompt.clone());
+                let new = NewSequence { prompt, ..fork.sequence.clone() };
+                arrivals.push(Arrival { at_us, new, output: Vec::new() });
             }
             Op::Commit { rows, .. } => {
                 for row in rows {

@@ -78,15 +78,28 @@ impl Scheduler {
 
     /// The step failed and may have written some of its slots: nothing is computed, but nothing that may have been
     /// overwritten comes back either. Rows keep their blocks, preempted requests stay in the queue, and the same
-    /// positions are planned again.
+    /// positions are planned again. A copy may be missing: its positions are computed again.
     pub fn abandon(&mut self, plan: &StepPlan) {
         self.note(|_| Op::Abandon);
         self.close(plan);
+        self.abandon_copies();
         self.kv.abandon();
         self.abandon_transfers();
         self.count_preemptions(plan);
         self.end_deferred();
         self.verify();
+    }
+
+    fn abandon_copies(&mut self) {
+        for request in self.kv.copying().collect::<Vec<_>>() {
+            let idx = self.by_id[&request];
+            let seq = self.seqs[idx as usize].as_mut().expect("who copies is live until the step is over");
+            let slots = self.kv.cancel_copy(&mut seq.table).expect("this request copies");
+            self.kv.shorten(&mut seq.table, slots);
+            seq.num_computed = slots;
+            seq.num_valid = slots;
+            seq.num_public = seq.num_public.min(slots);
+        }
     }
 
     /// What waits may find more or fewer of its tokens in the cache now: looks at some of them in turn.
@@ -142,12 +155,13 @@ impl Scheduler {
         let seq = self.seqs[row.seq as usize].as_mut().expect("a planned row is live until its step is over");
         self.totals.computed_tokens += u64::from(row.num_tokens);
         self.totals.recomputed_tokens += u64::from(to.min(seq.computed_peak).saturating_sub(row.from));
-        // Tokens found in the cache and tokens computed again were served by nobody's turn.
+        // What was found in the cache, or is computed again, serves nobody anew; output is served as it is sampled.
         let found = seq.computed_peak.max(row.from);
-        self.waiting.serve(seq.ticket.client, to.saturating_sub(found));
+        self.waiting.serve(seq.ticket.client, to.min(seq.num_prompt).saturating_sub(found));
         seq.num_computed = to;
+        seq.num_valid = to;
         seq.computed_peak = seq.computed_peak.max(to);
-        self.kv.fill(&seq.table, row.from, to);
+        self.kv.fill(&seq.table, row.write_from, to);
         let restored_from = seq.restored_from.take();
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
@@ -161,9 +175,11 @@ impl Scheduler {
         let first_new = restored_from.map_or(row.from, |first| first * self.kv.block_size());
         self.totals.restored_tokens += u64::from(row.from - first_new);
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, first_new, to);
+        seq.num_public = to;
         if let Some((token, _)) = sampled {
             result.token = Some(token);
             self.waiting.charge(seq.ticket.client, 1);
+            self.waiting.serve(seq.ticket.client, 1);
             result.finish = seq.append(token);
             if let Some(reason) = result.finish.clone() {
                 self.end(row.seq, Ok(reason));
@@ -190,14 +206,14 @@ impl Scheduler {
                 self.waiting.discharge(seq.ticket.client, paid);
                 self.waiting.undo_take(idx, &seq.ticket, mark);
             }
-            Undo::Preempt { seq: idx, at, slot, num_computed, table, mark } => {
+            Undo::Preempt { seq: idx, at, slot, progress, table, mark } => {
                 assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
                 let table = self.kv.resume(table);
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.waiting.undo_put_back(&seq.ticket, mark);
                 seq.table = table;
                 seq.swapped = None;
-                seq.num_computed = num_computed;
+                seq.set_progress(progress);
                 seq.preemptions -= 1;
                 seq.ticket.is_resumed = seq.preemptions > 0;
                 seq.slot = Some(slot);

@@ -2,16 +2,16 @@
 
 use super::policy::{claimed_blocks, is_protected};
 use super::queue::QueueMark;
-use super::{CheckLevel, ClientView, Scheduler, SeqIdx, SeqStatus, StepPlan};
+use super::{CheckLevel, ClientView, PlanRow, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
 
 impl Scheduler {
     /// Every invariant that holds between steps and while one is in flight; the text names the one that is broken.
     pub fn check_integrity(&self) -> Result<(), String> {
-        let held = self.running().chain(self.waiting()).map(|seq| HeldTable {
+        let held = self.live().map(|seq| HeldTable {
             table: &seq.table,
             tokens: &seq.tokens,
-            num_computed: seq.num_computed,
+            num_valid: seq.num_valid,
             key: seq.key,
             swapped: seq.swapped.as_ref(),
         });
@@ -19,7 +19,7 @@ impl Scheduler {
         self.check_partition()?;
         self.check_slots()?;
         self.check_clients()?;
-        for seq in self.running().chain(self.waiting()) {
+        for seq in self.live() {
             self.check_sequence(seq)?;
         }
         let claimed: u32 = self.running().map(|seq| claimed_blocks(seq, &self.kv, &self.config)).sum();
@@ -59,11 +59,26 @@ impl Scheduler {
             if !in_order || row.num_tokens == 0 || row.to() > seq.num_tokens() {
                 return Err(format!("request {} is planned out of order: {row:?}", row.request));
             }
+            self.check_writes(row, seq)?;
             if row.to() > seq.table.slots() || row.wants_logits != (row.to() == seq.num_tokens()) {
                 return Err(format!("invariant 6: request {} is planned beyond its blocks: {row:?}", row.request));
             }
         }
         Ok(())
+    }
+
+    /// What a row writes, nobody else sees: so no two rows write the same slot.
+    fn check_writes(&self, row: &PlanRow, seq: &super::Sequence) -> Result<(), String> {
+        if row.write_from < row.from || row.write_from > row.to() || row.write_from != seq.num_valid {
+            return Err(format!("invariant 10: request {} writes out of order: {row:?}", row.request));
+        }
+        let size = self.kv.block_size();
+        let written = row.write_from / size..self.kv.blocks_for(row.to());
+        let mut blocks = seq.table.ids().iter().take(written.end as usize).skip(written.start as usize);
+        match blocks.find(|&&block| row.write_from < row.to() && !self.kv.is_writable(block)) {
+            Some(block) => Err(format!("invariant 9: request {} writes block {block}, which others see", row.request)),
+            None => Ok(()),
+        }
     }
 
     /// Asserts as much as the configuration asks for.
@@ -87,7 +102,7 @@ impl Scheduler {
     fn check_partition(&self) -> Result<(), String> {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
-        let waiting = self.waiting.iter().map(|idx| (idx, SeqStatus::Waiting));
+        let waiting = self.waiting.in_any_order().map(|idx| (idx, SeqStatus::Waiting));
         for (idx, status) in running.chain(waiting) {
             times_seen[idx as usize] += 1;
             if self.seqs[idx as usize].as_ref().is_none_or(|seq| seq.status != status) {
@@ -107,15 +122,20 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Every live request is counted once with its client, and the queue lists all that wait.
+    /// Running in batch order, then waiting in no order.
+    fn live(&self) -> impl Iterator<Item = &super::Sequence> {
+        self.running.iter().copied().chain(self.waiting.in_any_order()).map(|idx| self.seq(idx))
+    }
+
+    /// Every live request is counted once with its client.
     fn check_clients(&self) -> Result<(), String> {
         let counted = self.clients().fold((0, 0), |sum, view| (sum.0 + view.running, sum.1 + view.waiting));
         let listed = (self.running.len() as u32, self.waiting.len() as u32);
-        if counted != listed || self.waiting.iter().count() != self.waiting.len() {
+        if counted != listed {
             return Err(format!("invariant 13: clients have (running, waiting) {counted:?}, {listed:?} are listed"));
         }
         let is_known = |seq: &super::Sequence| self.waiting.client(seq.client()).is_some();
-        match self.running().chain(self.waiting()).find(|seq| !is_known(seq)) {
+        match self.live().find(|seq| !is_known(seq)) {
             Some(seq) => Err(format!("invariant 13: the client of request {} has no account", seq.id)),
             None => Ok(()),
         }
@@ -140,6 +160,11 @@ impl Scheduler {
         if seq.num_computed >= seq.num_tokens() || seq.num_tokens() > seq.max_total {
             let (computed, tokens, max) = (seq.num_computed, seq.num_tokens(), seq.max_total);
             return Err(format!("invariant 6: request {id} computed {computed} of {tokens} tokens, at most {max}"));
+        }
+        let is_last_found = seq.num_valid == seq.num_tokens() && seq.num_computed + 1 == seq.num_valid;
+        if seq.num_valid != seq.num_computed && !is_last_found || seq.num_public > seq.num_computed {
+            let (computed, valid) = (seq.num_computed, seq.num_valid);
+            return Err(format!("invariant 6: request {id} computed {computed} positions, {valid} are there"));
         }
         if seq.num_pending > 0 && self.in_flight.is_none() {
             return Err(format!("request {id} awaits a token, but no step is in flight"));
@@ -189,6 +214,7 @@ pub struct SequenceView {
     pub slot: Option<u32>,
     pub num_tokens: u32,
     pub num_computed: u32,
+    pub num_valid: u32,
     pub num_pending: u32,
     pub slots: u32,
     pub blocks: Vec<u32>,
@@ -207,6 +233,7 @@ impl Scheduler {
             slot: seq.slot.map(|slot| slot.0),
             num_tokens: seq.num_tokens(),
             num_computed: seq.num_computed,
+            num_valid: seq.num_valid,
             num_pending: seq.num_pending,
             slots: seq.table.slots(),
             blocks: seq.table.ids().iter().map(|id| id.0).collect(),

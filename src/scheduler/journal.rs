@@ -3,7 +3,7 @@
 //! Guarantees: with the journal on, every call that changes the scheduler is noted, also one that is refused; the same
 //! operations on a new scheduler of the same configuration give the same plans, block for block. Off, it costs nothing.
 
-use super::{NewPin, NewSequence, PlanInputs, RowResult, Scheduler, StepPlan};
+use super::{NewFork, NewPin, NewSequence, PlanInputs, RowResult, Scheduler, StepPlan};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{BlockEvent, CachedContent, ContentId, KvConfig};
 use crate::protocol::FinishReason;
@@ -14,6 +14,11 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum Op {
     Add(NewSequence),
+    AddBeside(NewSequence),
+    Fork {
+        parent: RequestId,
+        fork: Box<NewFork>,
+    },
     AddPin(NewPin),
     Unpin {
         prefix: u64,

@@ -11,6 +11,7 @@
 
 mod clients;
 mod commit;
+mod fork;
 mod integrity;
 mod journal;
 mod plan;
@@ -24,6 +25,7 @@ mod sequence;
 
 pub use clients::ClientView;
 pub use commit::{Committed, RowResult};
+pub use fork::{NewFork, QueuePlace};
 pub use integrity::{SequenceView, StateView};
 pub use journal::Op;
 pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
@@ -36,7 +38,7 @@ pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
-use crate::ids::{RequestId, SeqSlot};
+use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use planner::Undo;
@@ -87,6 +89,11 @@ pub struct Ended {
     pub request: RequestId,
     pub outcome: Result<FinishReason, RunError>,
     pub usage: Usage,
+    /// Prompt and output.
+    pub tokens: Vec<TokenId>,
+    pub key: CacheKey,
+    /// What it was forked from.
+    pub parent: Option<RequestId>,
 }
 
 /// Sums since start.
@@ -100,6 +107,8 @@ pub struct Totals {
     pub swaps: u64,
     /// Positions that came back from host memory instead of being computed.
     pub restored_tokens: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copied_blocks: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.
@@ -185,10 +194,28 @@ impl Scheduler {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
+        let seq = self.sequence(new)?;
+        self.arrive(seq);
+        Ok(())
+    }
+
+    /// Puts a request also into a full queue: for what belongs to a request that was admitted already.
+    pub fn add_beside(&mut self, new: NewSequence) -> Result<(), RunError> {
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::AddBeside(new.clone()));
+        let seq = self.sequence(new)?;
+        self.arrive(seq);
+        Ok(())
+    }
+
+    /// A sequence that is not in the queue yet; refuses what can never fit.
+    fn sequence(&self, new: NewSequence) -> Result<Sequence, RunError> {
         let max_total = self.max_total(&new)?;
         let chain = self.kv.new_chain(CacheKey { salt: new.cache_salt, adapter: new.adapter });
-        let id = new.id;
-        let mut seq = Sequence::new(new, chain, max_total, self.last_step);
+        Ok(Sequence::new(new, chain, max_total, self.last_step))
+    }
+
+    fn arrive(&mut self, mut seq: Sequence) {
         seq.ticket.cached_tokens = self.score(&seq);
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
@@ -198,9 +225,8 @@ impl Scheduler {
             }
         };
         self.waiting.arrive(idx, &seq.ticket);
+        self.by_id.insert(seq.id, idx);
         self.seqs[idx as usize] = Some(seq);
-        self.by_id.insert(id, idx);
-        Ok(())
     }
 
     /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the
@@ -243,6 +269,7 @@ impl Scheduler {
         self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
+        self.totals.copied_blocks += self.kv.counts().copied_blocks;
         let mut pins = self.kv.take_lost_pins();
         pins.extend(self.kv.pin_specs().cloned());
         self.kv = kv;
@@ -295,7 +322,8 @@ impl Scheduler {
     }
 
     pub fn totals(&self) -> Totals {
-        self.totals
+        let copied_blocks = self.totals.copied_blocks + self.kv.counts().copied_blocks;
+        Totals { copied_blocks, ..self.totals }
     }
 
     /// A live request.
@@ -394,6 +422,9 @@ impl Scheduler {
         self.vacant.push(idx);
         if let Some(swapped) = seq.swapped.take() {
             self.kv.drop_swapped(swapped);
+        }
+        if outcome.is_ok() && seq.pin.is_none() {
+            self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
         }
         self.settle_pin(seq, outcome);
     }

@@ -5,12 +5,13 @@ use super::policy::{self, Room};
 use super::preemption::PreemptCosts;
 use super::prefill::Shares;
 use super::queue::{QueueMark, QueuePolicy};
+use super::sequence::Progress;
 use super::{
     Admission, MAX_REASONS, Op, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan,
     WaitReason,
 };
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::{BlockTable, SuspendedTable, SwappedTable, TableMark};
+use crate::kv::{BlockTable, PrefixHit, SuspendedTable, SwappedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -45,7 +46,7 @@ pub(super) enum Undo {
         seq: SeqIdx,
         at: usize,
         slot: SeqSlot,
-        num_computed: u32,
+        progress: Progress,
         table: SuspendedTable,
         mark: QueueMark,
     },
@@ -96,6 +97,7 @@ impl Scheduler {
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
         self.explain_waiting(&mut draft.plan, binding);
+        draft.plan.copies.extend(self.kv.copies());
         for row in &draft.plan.rows {
             let seq = self.seqs[row.seq as usize].as_mut().expect("planned rows are live");
             seq.num_pending = u32::from(row.wants_logits);
@@ -142,7 +144,7 @@ impl Scheduler {
     fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
         loop {
             let seq = self.seq(idx);
-            let needed = self.kv.blocks_for(seq.num_computed + num_tokens).saturating_sub(seq.table.num_blocks());
+            let needed = self.kv.needed_blocks(&seq.table, seq.num_valid, seq.num_computed + num_tokens);
             let own = policy::claimed_blocks(seq, &self.kv, &self.config);
             let others = draft.claimed - own;
             if needed == 0 || needed + others <= self.kv.num_available() {
@@ -162,9 +164,9 @@ impl Scheduler {
     fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
         let seq = self.seqs[idx as usize].as_mut().expect("planned rows are live");
         let claimed_before = policy::claimed_blocks(seq, &self.kv, &self.config);
-        let mark = self.kv.mark(&seq.table);
+        let mark = self.kv.mark(&seq.table, seq.num_valid);
         let to = seq.num_computed + num_tokens;
-        let num_new_blocks = self.kv.reserve(&mut seq.table, to).expect("room was made for the row");
+        let num_new_blocks = self.kv.reserve(&mut seq.table, seq.num_valid, to).expect("room was made for the row");
         self.undo.push(Undo::Grow { seq: idx, mark });
         let claimed_now = policy::claimed_blocks(seq, &self.kv, &self.config);
         draft.claimed = draft.claimed + claimed_now - claimed_before;
@@ -187,6 +189,7 @@ impl Scheduler {
             kind,
             from: seq.num_computed,
             num_tokens,
+            write_from: seq.num_valid,
             num_new_blocks,
             wants_logits: to == seq.num_tokens(),
         });
@@ -208,8 +211,11 @@ impl Scheduler {
         let beneficiary = self.seq(beneficiary).id;
         let mark = self.waiting.mark();
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
-        let (slot, num_computed) = (seq.slot.expect("a running sequence has a slot"), seq.num_computed);
-        let table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
+        let progress = seq.progress();
+        let slot = seq.slot.expect("a running sequence has a slot");
+        let mut table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
+        // What it was to copy in this step is not copied.
+        self.kv.cancel_copy(&mut table);
         seq.reset_progress();
         seq.preemptions += 1;
         seq.ticket.is_resumed = true;
@@ -217,18 +223,19 @@ impl Scheduler {
         let table = match mode {
             PreemptMode::Recompute => self.kv.suspend(table),
             PreemptMode::Swap => {
+                let num_computed = progress.num_computed;
                 let (table, swapped) = self.kv.suspend_to_host(table, &seq.chain, &seq.tokens, num_computed);
                 seq.swapped = Some(swapped);
                 table
             }
         };
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table, mark });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table, mark });
         self.free_slots.push(slot);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
-            lost_tokens: if mode == PreemptMode::Swap { 0 } else { num_computed },
+            lost_tokens: if mode == PreemptMode::Swap { 0 } else { progress.num_computed },
             mode,
             policy: self.config.victim,
             scores,
@@ -246,21 +253,36 @@ impl Scheduler {
             let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
             // At least one token is computed, to get logits.
             let query_tokens = seq.num_tokens() - 1;
-            let hit = self.kv.lookup(&seq.chain, &seq.tokens, query_tokens / self.kv.block_size());
-            let cached_tokens = self.kv.restorable(hit.num_found(), seq.swapped.as_ref());
-            if let Some(leader) = self.computes_now(seq, cached_tokens / self.kv.block_size(), query_tokens, draft) {
+            let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
+            let restorable = self.kv.restorable(hit, seq.swapped.as_ref());
+            let is_restored = restorable > hit.tokens;
+            let (mut hit, parent) = match is_restored {
+                true => (self.kv.whole_blocks(hit), None),
+                false => self.found(seq, hit),
+            };
+            let cached_tokens = if is_restored { restorable } else { hit.tokens };
+            let ahead = PrefixHit { num_blocks: cached_tokens / self.kv.block_size(), tokens: cached_tokens, ..hit };
+            if let Some(leader) = self.computes_now(seq, ahead, query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
-            }
-            let num_tokens = self.chunk(seq.num_tokens() - cached_tokens, draft);
-            if num_tokens == 0 {
-                return Some(WaitReason::Budget);
             }
             let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
             let room = Room { available: self.kv.num_available(), promised, watermark };
-            if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
+            let mut may_join = policy::may_join(seq, hit, &room, &self.kv, &self.config);
+            if may_join.is_err() && parent.is_none() {
+                // A block found in part needs room beside its copy: in a full pool it is computed instead.
+                hit = self.kv.whole_blocks(hit);
+                may_join = policy::may_join(seq, hit, &room, &self.kv, &self.config);
+            }
+            let cached_tokens = if is_restored { restorable } else { hit.tokens };
+            let num_tokens = self.chunk(seq.num_tokens() - cached_tokens.min(query_tokens), draft);
+            if num_tokens == 0 {
+                return Some(WaitReason::Budget);
+            }
+            if let Err(reason) = may_join {
                 return Some(reason);
             }
-            self.join(idx, slot, query_tokens, num_tokens, draft);
+            self.attach(idx, hit, parent);
+            self.join(idx, slot, num_tokens, is_restored, draft);
             promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
         }
         None
@@ -268,7 +290,11 @@ impl Scheduler {
 
     /// The request whose row computes, in this very step, the next block that `seq` needs: a step later it can be
     /// shared instead of computed twice. Such a row ends with the step, so that nobody waits for long.
-    fn computes_now(&self, seq: &Sequence, block_idx: u32, query_tokens: u32, draft: &Draft) -> Option<RequestId> {
+    fn computes_now(&self, seq: &Sequence, hit: PrefixHit, query_tokens: u32, draft: &Draft) -> Option<RequestId> {
+        if let Some(parent) = self.parent_computes_now(seq, hit, draft) {
+            return Some(parent);
+        }
+        let block_idx = hit.num_blocks;
         let block_end = (block_idx + 1) * self.kv.block_size();
         if !self.kv.shares_prefixes() || block_end > query_tokens {
             return None;
@@ -280,18 +306,24 @@ impl Scheduler {
         draft.plan.rows.iter().find(computes).map(|row| row.request)
     }
 
-    /// Moves a waiting sequence into the batch with the hit just looked up.
-    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
+    /// Moves a waiting sequence into the batch with the blocks that it was given.
+    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, num_tokens: u32, is_restored: bool, draft: &mut Draft) {
         self.free_slots.pop();
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
         let mark = self.waiting.take(&seq.ticket);
+        let found_tokens = seq.num_valid;
         let swapped = seq.swapped.take();
         let kept = swapped.clone();
-        self.kv.attach(&mut seq.table, query_tokens);
-        let found_tokens = seq.table.slots();
-        let (first, cached_tokens) = self.kv.restore(&mut seq.table, swapped);
-        let restored_tokens = cached_tokens - found_tokens;
-        seq.restored_from = (restored_tokens > 0).then_some(first);
+        if is_restored {
+            let (first, valid) = self.kv.restore(&mut seq.table, swapped);
+            seq.restored_from = Some(first);
+            seq.num_valid = valid;
+            seq.num_computed = valid.min(seq.num_tokens() - 1);
+        } else if let Some(swapped) = swapped {
+            self.kv.drop_swapped(swapped);
+        }
+        let restored_tokens = seq.num_valid - found_tokens;
+        let cached_tokens = seq.num_computed;
         // Paid once, for what is computed of the prompt.
         let cost = std::mem::take(&mut seq.ticket.cost);
         let paid = cost.saturating_sub(cached_tokens);
@@ -299,7 +331,6 @@ impl Scheduler {
         self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, swapped: kept, cost, paid, mark });
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
-        seq.num_computed = cached_tokens;
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
         let joined =

@@ -78,7 +78,10 @@ impl Scheduler {
                     let seq = self.seqs[seq as usize].as_mut().expect("nothing ends while a step is in flight");
                     if let Some(first) = seq.restored_from.take() {
                         self.kv.unrestore(&seq.table, first);
-                        seq.num_computed = seq.num_computed.min(first * self.kv.block_size());
+                        let there = first * self.kv.block_size();
+                        seq.num_computed = seq.num_computed.min(there);
+                        seq.num_valid = seq.num_valid.min(there);
+                        seq.num_public = seq.num_public.min(there);
                     }
                 }
                 Undo::Grow { .. } => {}

@@ -134,7 +134,8 @@ impl Scheduler {
         } else {
             self.kv.free(seq.table);
         }
-        self.ended.push(Ended { request: seq.id, outcome, usage });
+        let parent = seq.fork_of.map(|fork| fork.parent);
+        self.ended.push(Ended { request: seq.id, outcome, usage, tokens: seq.tokens, key: seq.key, parent });
     }
 
     /// Computes these pins again, under the ids that they had; what cannot be pinned any more is told as an end.
@@ -143,7 +144,8 @@ impl Scheduler {
             let PinSpec { request, name, tokens, key, client } = spec;
             let pin = NewPin { id: request, name, tokens, cache_salt: key.salt, adapter: key.adapter, client };
             if let Err(error) = self.enqueue_pin(pin) {
-                self.ended.push(Ended { request, outcome: Err(error), usage: Default::default() });
+                let usage = Default::default();
+                self.ended.push(Ended { request, outcome: Err(error), usage, tokens: Vec::new(), key, parent: None });
             }
         }
     }

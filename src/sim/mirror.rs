@@ -38,7 +38,7 @@ impl Mirror {
             BlockEvent::HostFree { host } => drop(self.hosts.remove(&host)),
             BlockEvent::Pin { block } => self.cells[block.idx()].is_pinned = true,
             BlockEvent::Unpin { block } => self.cells[block.idx()].is_pinned = false,
-            BlockEvent::Publish { .. } | BlockEvent::SwapIn { .. } => {}
+            BlockEvent::Publish { .. } | BlockEvent::SwapIn { .. } | BlockEvent::Copy { .. } => {}
         }
     }
 

@@ -11,6 +11,7 @@
 //! ```
 
 mod disk;
+mod forks;
 mod load;
 mod mirror;
 mod oracle;
@@ -65,6 +66,17 @@ pub struct WorldStats {
     pub disk_hit_tokens: u64,
     /// Failed steps that were moving content.
     pub failed_transfers: u64,
+    /// Branches and choices that started from a request that was live.
+    pub forks: u64,
+    pub forks_in_flight: u64,
+    pub forks_of_waiting: u64,
+    pub choices: u64,
+    pub copied_blocks: u64,
+    /// Of the released and abandoned steps: those that were to copy.
+    pub failed_copies: u64,
+    /// Rows that computed a token for its logits alone: all of its sequence was shared.
+    pub logits_only: u64,
+    pub partial_hit_tokens: u64,
     pub waits_for_share: u64,
     pub pinned: u64,
     pub pinned_hits: u64,
@@ -142,6 +154,14 @@ impl AddAssign for WorldStats {
             host_hit_tokens,
             disk_hit_tokens,
             failed_transfers,
+            forks,
+            forks_in_flight,
+            forks_of_waiting,
+            choices,
+            copied_blocks,
+            failed_copies,
+            logits_only,
+            partial_hit_tokens,
             waits_for_share,
             pinned,
             pinned_hits,
@@ -176,6 +196,14 @@ impl AddAssign for WorldStats {
         self.host_hit_tokens += host_hit_tokens;
         self.disk_hit_tokens += disk_hit_tokens;
         self.failed_transfers += failed_transfers;
+        self.forks += forks;
+        self.forks_in_flight += forks_in_flight;
+        self.forks_of_waiting += forks_of_waiting;
+        self.choices += choices;
+        self.copied_blocks += copied_blocks;
+        self.failed_copies += failed_copies;
+        self.logits_only += logits_only;
+        self.partial_hit_tokens += partial_hit_tokens;
         self.waits_for_share += waits_for_share;
         self.pinned += pinned;
         self.pinned_hits += pinned_hits;

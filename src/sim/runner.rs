@@ -13,7 +13,7 @@ use crate::executor::{ExecError, Executor};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
-use crate::scheduler::{Ended, PlanInputs, PreemptCosts, Scheduler, StepPlan, WaitReason};
+use crate::scheduler::{Ended, NewSequence, PlanInputs, PreemptCosts, Scheduler, StepPlan, WaitReason};
 use std::time::Duration;
 
 /// No world needs as many steps.
@@ -35,28 +35,51 @@ pub fn run_world(seed: u64) -> Result<WorldStats, String> {
 }
 
 /// What has become of a request.
-struct Client {
-    expected: Option<Expected>,
-    output: Vec<TokenId>,
+pub(super) struct Client {
+    /// What it asked for, a fork with all its tokens.
+    pub new: NewSequence,
+    /// `None` when it must be refused.
+    pub expected: Option<Expected>,
+    pub output: Vec<TokenId>,
+    /// More than 1: forks follow once its prompt is computed.
+    pub num_choices: u32,
     stop_string: Option<StopString>,
     was_aborted: bool,
-    end: Option<Result<FinishReason, RunError>>,
+    pub end: Option<Result<FinishReason, RunError>>,
 }
 
-struct Run {
-    world: World,
-    rng: Rng,
-    scheduler: Scheduler,
+impl Client {
+    /// `capacity` is the pool that it may come to use, in tokens.
+    pub fn new(world: &World, new: NewSequence, capacity: u32, stop_string: Option<StopString>) -> Self {
+        Client {
+            expected: (!oracle::is_impossible(world, &new, capacity)).then(|| oracle::alone(world, &new, capacity)),
+            new,
+            output: Vec::new(),
+            num_choices: 1,
+            stop_string,
+            was_aborted: false,
+            end: None,
+        }
+    }
+}
+
+pub(super) struct Run {
+    pub world: World,
+    pub rng: Rng,
+    pub scheduler: Scheduler,
     executor: PagedFake,
     batch: StepBatch,
     mirror: Mirror,
     /// Client i submitted request i + 1.
-    clients: Vec<Client>,
+    pub clients: Vec<Client>,
     disk: Disk,
-    prefixes: Prefixes,
+    /// Of the world's requests.
+    num_arrived: usize,
+    pub num_forks: u32,
+    pub prefixes: Prefixes,
     step: u64,
     num_not_finite: u64,
-    stats: WorldStats,
+    pub stats: WorldStats,
 }
 
 impl Run {
@@ -79,6 +102,8 @@ impl Run {
             batch: StepBatch::default(),
             clients: Vec::new(),
             disk: Disk::default(),
+            num_arrived: 0,
+            num_forks: 0,
             prefixes: Prefixes::default(),
             step: 0,
             num_not_finite: 0,
@@ -89,9 +114,7 @@ impl Run {
     }
 
     fn has_work(&self) -> bool {
-        self.scheduler.has_work()
-            || self.clients.len() < self.world.requests.len()
-            || self.prefixes.are_left(&self.world)
+        self.scheduler.has_work() || self.num_arrived < self.world.requests.len() || self.prefixes.are_left(&self.world)
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -99,6 +122,7 @@ impl Run {
         self.save_sometimes()?;
         self.prefixes.step(self.step, &self.world, &mut self.scheduler, &mut self.rng, &mut self.stats);
         self.arrivals(false)?;
+        self.random_fork(false)?;
         self.random_abort();
         self.read_ends()?;
         let fault = self.draw_fault();
@@ -121,6 +145,7 @@ impl Run {
             Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
             Err(_) => {
                 self.stats.released_steps += 1;
+                self.stats.failed_copies += u64::from(!plan.copies.is_empty());
                 self.scheduler.release(&plan);
                 if before.is_some_and(|before| before != self.scheduler.state()) {
                     return Err("a step that never ran left a trace".into());
@@ -130,6 +155,7 @@ impl Run {
         };
         // Clients come, go and finish while the step is in flight.
         self.arrivals(true)?;
+        self.random_fork(true)?;
         self.random_abort();
         self.stop_strings(true);
         match self.executor.wait(handle) {
@@ -138,6 +164,7 @@ impl Run {
                 for row in &committed.rows {
                     if let Some(token) = row.token {
                         self.receive(row.request, token)?;
+                        self.fork_choices(row.request)?;
                     }
                 }
                 self.stop_strings(false);
@@ -147,6 +174,7 @@ impl Run {
             Err(_) => {
                 self.stats.abandoned_steps += 1;
                 self.stats.failed_transfers += (plan.swap_out.len() + plan.swap_in.len()) as u64;
+                self.stats.failed_copies += u64::from(!plan.copies.is_empty());
                 self.scheduler.abandon(&plan);
             }
         }
@@ -154,39 +182,54 @@ impl Run {
     }
 
     fn arrivals(&mut self, in_flight: bool) -> Result<(), String> {
-        while let Some(request) = self.world.requests.get(self.clients.len()) {
+        while let Some(request) = self.world.requests.get(self.num_arrived) {
             if request.arrives_at > self.step {
                 break;
             }
-            let new = request.new.clone();
-            let capacity = self.prefixes.room_for(&new, &self.world, &self.scheduler) * self.world.kv.block_size;
-            let is_impossible = oracle::is_impossible(&self.world, &new, capacity);
-            let mut client = Client {
-                expected: (!is_impossible).then(|| oracle::alone(&self.world, &new, capacity)),
-                output: Vec::new(),
-                stop_string: request.stop_string,
-                was_aborted: false,
-                end: None,
-            };
+            self.num_arrived += 1;
+            let (new, num_choices, stop_string) = (request.new.clone(), request.num_choices, request.stop_string);
             if !in_flight {
                 let slots = self.disk.bring(&mut self.scheduler, &mut self.executor, &new)?;
                 let events = self.scheduler.drain_block_events();
                 events.for_each(|event| self.mirror.apply(event));
                 slots.into_iter().for_each(|host| self.mirror.adopt(host));
             }
-            match self.scheduler.add(new) {
-                Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
-                Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
-                    return Err(format!("a request that fits was refused: {error}"));
-                }
-                Ok(()) => {}
-                Err(error) => {
-                    self.stats.refused += 1;
-                    client.end = Some(Err(error));
-                }
+            self.submit(new, stop_string, Scheduler::add)?;
+            if let Some(client) = self.clients.last_mut() {
+                client.num_choices = num_choices;
             }
-            self.clients.push(client);
         }
+        Ok(())
+    }
+
+    /// Tokens that a new request may come to have, beside what is pinned.
+    pub fn capacity_for(&self, new: &NewSequence) -> u32 {
+        self.prefixes.room_for(new, &self.world, &self.scheduler) * self.world.kv.block_size
+    }
+
+    /// A new client, with the next id.
+    pub fn submit(
+        &mut self,
+        new: NewSequence,
+        stop_string: Option<StopString>,
+        add: fn(&mut Scheduler, NewSequence) -> Result<(), RunError>,
+    ) -> Result<(), String> {
+        let new = NewSequence { id: RequestId(self.clients.len() as u64 + 1), ..new };
+        let capacity = self.capacity_for(&new);
+        let mut client = Client::new(&self.world, new.clone(), capacity, stop_string);
+        let is_impossible = client.expected.is_none();
+        match add(&mut self.scheduler, new) {
+            Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
+            Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
+                return Err(format!("a request that fits was refused: {error}"));
+            }
+            Ok(()) => {}
+            Err(error) => {
+                self.stats.refused += 1;
+                client.end = Some(Err(error));
+            }
+        }
+        self.clients.push(client);
         Ok(())
     }
 
@@ -263,6 +306,7 @@ impl Run {
         self.stats.preemptions += plan.preempted.len() as u64;
         self.stats.demoted += (plan.swap_out.len() as u64).saturating_sub(plan.preempted.len() as u64);
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
+        self.stats.logits_only += plan.rows.iter().filter(|row| row.write_from == row.to()).count() as u64;
         self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
         let is_share = |waits: &(RequestId, WaitReason)| matches!(waits.1, WaitReason::Share { .. });
         self.stats.waits_for_share += u64::from(plan.waiting.iter().any(is_share));
@@ -327,7 +371,7 @@ impl Run {
     }
 
     fn read_ends(&mut self) -> Result<(), String> {
-        for Ended { request, outcome, usage } in self.scheduler.take_ended() {
+        for Ended { request, outcome, usage, .. } in self.scheduler.take_ended() {
             if request.0 >= FIRST_PIN {
                 self.prefixes.ended(request, &outcome, &mut self.stats)?;
                 continue;
@@ -358,6 +402,8 @@ impl Run {
         self.stats.hit_tokens += counts.hit_tokens;
         self.stats.host_hit_tokens += counts.host_hit_tokens;
         self.stats.disk_hit_tokens += counts.disk_hit_tokens;
+        self.stats.partial_hit_tokens += counts.partial_hit_tokens;
+        self.stats.copied_blocks += counts.copied_blocks;
     }
 
     /// Invariant 18, and every client was told of its end.

@@ -101,6 +101,7 @@ fn exit_codes_tell_what_went_wrong() {
         (2, &["no-such-flag", "--no-such-flag"]),
         (2, &["generate", "hi", "--no-such-flag"]),
         (2, &["generate", "hi", "--model", &llama, "--max-tokens", "many"]),
+        (2, &["generate", "hi", "--model", &llama, "-n", "3", "--best-of", "2"]),
         (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &missing, "--out", "never-written"]),
@@ -315,6 +316,63 @@ fn generate_reports_tokens_usage_and_timings() {
 }
 
 #[test]
+fn generate_finds_what_it_pinned_first() {
+    if !has_adapter() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (pin, prompt, short) =
+        (dir.path().join("pin.json"), dir.path().join("prompt.json"), dir.path().join("short.txt"));
+    let ids: Vec<u32> = (0..40).map(|i| i * 7 % 500).collect();
+    std::fs::write(&pin, json!(ids).to_string()).expect("a writable folder");
+    std::fs::write(&prompt, json!([ids]).to_string()).expect("a writable folder");
+    std::fs::write(&short, "Hi").expect("a writable folder");
+    let [pin, prompt, short] = [&pin, &prompt, &short].map(|path| path.to_str().expect("UTF-8"));
+    let model = fixture("tiny/llama");
+    let args =
+        ["generate", "--token-ids", prompt, "--model", &model, "--json", "--temperature", "0", "--max-tokens", "3"];
+    let plain = json_lines(&args);
+    let pinned = json_lines(&[&args[..], &["--pin-prefix", pin]].concat());
+    assert_eq!(plain[0]["outputs"][0]["token_ids"], pinned[0]["outputs"][0]["token_ids"]);
+    let cached = |lines: &[Value]| lines[0]["usage"]["cached_tokens"].clone();
+    assert_eq!((cached(&plain), cached(&pinned)), (json!(0), json!(32)));
+    let refused = run(&[&args[..], &["--pin-prefix", short]].concat());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && message.contains("fill a block"), "{message}");
+}
+
+#[test]
+fn choices_are_what_their_seeds_give_alone_and_the_best_are_among_them() {
+    if !has_adapter() {
+        return;
+    }
+    let model = fixture("tiny/llama");
+    let run = |extra: &[&str]| {
+        let args = ["generate", "Hello there, how", "--model", &model, "--json", "--temperature", "1", "--ignore-eos"];
+        json_lines(&[&args[..], &["--max-tokens", "9", "--logprobs", "1", "--block-size", "8"], extra].concat())
+            .remove(0)
+    };
+    let several = run(&["-n", "3", "--seed", "5"]);
+    for choice in 0..3u64 {
+        let seed = 5u64.wrapping_add(choice.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_string();
+        let (of_several, alone) = (&several["outputs"][choice as usize], &run(&["--seed", &seed])["outputs"][0]);
+        for field in ["text", "token_ids", "finish_reason", "logprobs"] {
+            assert_eq!(of_several[field], alone[field], "{field} of choice {choice}");
+        }
+    }
+    assert_ne!(several["outputs"][0]["token_ids"], several["outputs"][1]["token_ids"]);
+    assert_eq!((&several["usage"]["completion_tokens"], &several["outputs"][2]["index"]), (&json!(27), &json!(2)));
+    let best = run(&["-n", "1", "--best-of", "3", "--seed", "5"]);
+    let sum = |output: &serde_json::Value| -> f64 {
+        output["logprobs"].as_array().expect("logprobs").iter().filter_map(|row| row["logprob"].as_f64()).sum()
+    };
+    let all = several["outputs"].as_array().expect("outputs");
+    let likeliest = all.iter().max_by(|a, b| sum(a).total_cmp(&sum(b))).expect("three outputs");
+    assert_eq!(best["outputs"][0]["token_ids"], likeliest["token_ids"]);
+    assert_eq!(best["outputs"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
 fn eval_logits_writes_a_row_per_position() {
     if !has_adapter() {
         return;
@@ -340,7 +398,11 @@ fn eval_logits_writes_a_row_per_position() {
 
 #[test]
 fn bench_sim_runs_without_failures() {
-    let lines = json_lines(&["bench", "sim", "--json", "--worlds", "50"]);
+    let lines = json_lines(&["bench", "sim", "--json", "--worlds", "50", "--load-steps", "50"]);
     assert_eq!((&lines[0]["worlds"], &lines[0]["failures"]), (&json!(50), &json!(0)));
     assert!(lines[0]["steps"].as_u64() > Some(50) && lines[0]["steps_s"].as_f64() > Some(0.0));
+    let (load, planning) = (&lines[0]["load"], &lines[0]["planning"]);
+    assert_eq!((&load["sequences"], &load["blocks"], &load["steps"]), (&json!(64), &json!(4096), &json!(50)));
+    assert_eq!((&planning["running"], &planning["waiting"]), (&json!(256), &json!(10_000)));
+    assert!(load["steps_s"].as_f64() > Some(0.0) && planning["us_p50"].as_f64() > Some(0.0));
 }

@@ -1,5 +1,7 @@
 //! Logits and greedy continuations against references that transformers made. See the fixtures' README for tolerances.
 
+mod forks;
+
 use std::path::{Path, PathBuf};
 
 use kvasir::engine::logits::{LogitsPlan, all_logits};

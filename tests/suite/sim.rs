@@ -2,6 +2,8 @@
 //!
 //! `SEED=n cargo test --release sim` replays one world, `SIM_WORLDS=n` runs so many.
 
+mod forks;
+
 use kvasir::batch::{RowSampling, StepBatch};
 use kvasir::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, UnpagedRun};
 use kvasir::executor::{ExecError, Executor};
@@ -63,6 +65,14 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("hits in host memory", stats.host_hit_tokens),
         ("hits on disk", stats.disk_hit_tokens),
         ("failed transfers", stats.failed_transfers),
+        ("forks", stats.forks),
+        ("forks while in flight", stats.forks_in_flight),
+        ("forks of waiting requests", stats.forks_of_waiting),
+        ("choices", stats.choices),
+        ("copied blocks", stats.copied_blocks),
+        ("failed steps that copy", stats.failed_copies),
+        ("tokens found in part of a block", stats.partial_hit_tokens),
+        ("tokens computed for their logits alone", stats.logits_only),
         ("requests that another client's went before", stats.waits_for_share),
         ("pinned prefixes", stats.pinned),
         ("hits on pinned prefixes", stats.pinned_hits),
@@ -299,7 +309,7 @@ fn tokens_after_a_stop_never_enter_the_cache() {
     assert_eq!(engine.output[&1], output, "the token sampled after the stop is dropped");
     engine.add(2, &[tokens, output, prompt(3, 9)].concat(), 1);
     engine.run_to_end();
-    assert_eq!(engine.ended[&2].usage.cached_tokens, 4, "the block that was full after the stop is not found");
+    assert_eq!(engine.ended[&2].usage.cached_tokens, 7, "what was computed after the stop is not found");
 }
 
 #[test]

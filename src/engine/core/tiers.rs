@@ -2,6 +2,7 @@
 
 use super::EngineCore;
 use crate::batch::StepBatch;
+use crate::engine::branches::Start;
 use crate::engine::disk::Fetched;
 use crate::engine::mailbox::EventSink;
 use crate::engine::prefetch::{Held, LAST_FILES, SAVE_BLOCKS};
@@ -14,11 +15,22 @@ use std::time::Instant;
 
 impl EngineCore {
     /// Takes a request: at once, or when the blocks of its prompt that are on disk have been read.
-    pub(in crate::engine) fn submit(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
-        let held = Held { id, request, events };
+    pub(in crate::engine) fn submit(
+        &mut self,
+        id: RequestId,
+        request: GenerateRequest,
+        start: Start,
+        events: EventSink,
+    ) {
+        if let Start::Fork { parent, .. } = start {
+            // What is forked from must be in the queue.
+            let parent = self.prefetch.as_mut().and_then(|prefetch| prefetch.release(parent));
+            self.add_held(parent);
+        }
+        let held = Held { id, request, start, events };
         let ready = match &mut self.prefetch {
-            Some(prefetch) => prefetch.hold(&mut self.scheduler, held),
-            None => Some(held),
+            Some(prefetch) if matches!(held.start, Start::Prompt) => prefetch.hold(&mut self.scheduler, held),
+            _ => Some(held),
         };
         self.add_held(ready);
     }
@@ -31,7 +43,7 @@ impl EngineCore {
     }
 
     pub(super) fn add_held(&mut self, held: impl IntoIterator<Item = Held>) {
-        held.into_iter().for_each(|Held { id, request, events }| self.add(id, request, events));
+        held.into_iter().for_each(|Held { id, request, start, events }| self.add(id, request, start, events));
     }
 
     /// Copies some cached blocks to host memory and from there to disk, while there is nothing else to do. False when

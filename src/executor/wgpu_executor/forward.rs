@@ -10,6 +10,7 @@ use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
 use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
+use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::{KvFormat, KvLayout};
 use crate::kernels::logit_cap::{self, LogitCap};
@@ -32,6 +33,7 @@ use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, Residual, 
 pub struct StepShape {
     pub num_tokens: u32,
     pub num_logits: u32,
+    pub num_copies: u32,
     pub attention: WorkCounts,
     pub has_penalties: bool,
     pub has_logprobs: bool,
@@ -59,6 +61,7 @@ struct Layer {
 
 /// The whole pass.
 pub struct Forward {
+    copy_blocks: CopyBlocks,
     embed: Embed,
     positions: Option<Embed>,
     residual: Residual,
@@ -150,6 +153,7 @@ impl Forward {
     /// Everything from token ids to logits and, if `samples`, to tokens.
     pub fn record(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
         let n = shape.num_tokens;
+        self.copy_blocks.record(recording, shape.num_copies);
         self.embed.record(recording, n);
         self.positions.iter().for_each(|k| k.record(recording, n));
         for layer in &self.layers {
@@ -200,6 +204,7 @@ impl Forward {
             let shape = StepShape {
                 num_tokens: tokens,
                 num_logits: tokens.min(self.max_logits),
+                num_copies: 1,
                 attention: WorkCounts::some(tokens),
                 has_penalties: true,
                 has_logprobs: true,
@@ -492,7 +497,9 @@ impl Builder<'_> {
         let residual = block.residual;
         let positions = weights.positions.as_ref();
         let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
+        let planes: Vec<_> = kv.planes().map(|plane| (plane.buffer.whole(), plane.block_bytes)).collect();
         Ok(Forward {
+            copy_blocks: CopyBlocks::new(&mut self.context(), &planes)?,
             embed,
             positions: positions.map(|p| Embed::positions(&mut self.context(), p, &scratch.x)).transpose()?,
             residual,
