@@ -65,7 +65,7 @@ impl Scheduler {
         if tokens <= hit.tokens {
             return (hit, None);
         }
-        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0 }, Some(idx))
+        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0, num_host: 0 }, Some(idx))
     }
 
     /// Gives a sequence that joins the blocks that were found for it.
