@@ -6,7 +6,7 @@
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
-use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions};
+use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
 use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, Words};
@@ -48,6 +48,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         prefix_cache_bytes: 64 << 20,
         swap_space_bytes: u64::from(fake.num_host_blocks * fake.block_size) * KV_BYTES_PER_TOKEN,
         precise: false,
+        kv_cache_dtype: KvCacheDtype::Auto,
+        kv_canary: false,
         floor: false,
         checked_shaders: false,
         max_queue: fake.max_queue,

@@ -194,6 +194,8 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         max_num_seqs: request.options.max_num_seqs,
         max_model_len: plan.max_model_len,
         precise: request.options.precise,
+        kv: request.options.kv_format(),
+        canary: request.options.kv_canary,
     };
     let num_host_blocks = plan.num_host_blocks;
     let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
@@ -227,7 +229,10 @@ pub(super) fn open_disk(
 fn identity(model: &Model, options: &EngineOptions, adapter: &AdapterSummary) -> Result<[u8; 32], ModelError> {
     let mut hash = Sha256::new_with_prefix(env!("CARGO_PKG_VERSION"));
     hash.update(format!("{:?}", model.spec()));
-    hash.update(format!("{adapter:?} {} {} {}", options.precise, options.floor, options.checked_shaders));
+    hash.update(format!(
+        "{adapter:?} {:?} {} {} {}",
+        options.kv_cache_dtype, options.precise, options.floor, options.checked_shaders
+    ));
     for role in model.spec().roles() {
         if let Some(view) = model.weight(role)? {
             hash.update(format!("{role:?} {:?} {:?}", view.dtype, view.shape));

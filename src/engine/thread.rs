@@ -170,6 +170,11 @@ impl EngineThread {
             }
             EngineCommand::Pause => self.set_paused(true),
             EngineCommand::Resume => self.set_paused(false),
+            EngineCommand::CorruptBlock { block } => {
+                if let Some(core) = &mut self.core {
+                    core.corrupt_block(block);
+                }
+            }
             EngineCommand::Shutdown => {}
         }
     }
@@ -192,7 +197,7 @@ impl EngineThread {
                 // A snapshot shows it even when no step follows.
                 self.is_idle = false;
             }
-            (None, PrefixCommand::Pin { events, .. }) => {
+            (None, PrefixCommand::Pin { events, .. } | PrefixCommand::Keep { events, .. }) => {
                 self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 events.push(EngineEvent::Failed { error: RunError::NoModel });
                 self.shared.wake();
