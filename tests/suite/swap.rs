@@ -12,6 +12,7 @@ use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::RequestId;
+use kvasir::kernels::kv_layout::KvFormat;
 use kvasir::kv::{CachedContent, KvCache, KvConfig};
 use kvasir::model::Model;
 use kvasir::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
@@ -47,6 +48,8 @@ fn on_gpu(num_blocks: u32, precise: bool) -> Option<Box<dyn Executor>> {
         max_num_seqs: 4,
         max_model_len: 200,
         precise,
+        kv: if precise { KvFormat::F32 } else { KvFormat::F16 },
+        canary: false,
     };
     let executor = WgpuExecutor::new(gpu, &model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{e}"));
     Some(Box::new(executor.with_host_blocks(NUM_HOST_BLOCKS)))
