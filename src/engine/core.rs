@@ -524,7 +524,6 @@ impl EngineCore {
             recomputed_tokens_total: totals.recomputed_tokens,
             computed_tokens_total: totals.computed_tokens,
             copied_blocks_total: totals.copied_blocks,
-            ..EngineSnapshot::default()
         };
         self.shared.telemetry.publish(snapshot);
     }
