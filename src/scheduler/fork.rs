@@ -65,7 +65,7 @@ impl Scheduler {
         if tokens <= hit.tokens {
             return (hit, None);
         }
-        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0 }, Some(idx))
+        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0, num_host: 0 }, Some(idx))
     }
 
     /// Gives a sequence that joins the blocks that were found for it.
@@ -100,6 +100,8 @@ impl Scheduler {
         let idx = *self.by_id.get(&fork.parent)?;
         let parent = self.seq(idx);
         let tokens = fork.keep_tokens.min(parent.num_computed);
-        (parent.status == SeqStatus::Running && tokens > 0).then_some((idx, tokens))
+        // What comes back to it in this very step is not there for others yet.
+        let has_blocks = parent.status == SeqStatus::Running && parent.restored_from.is_none();
+        (has_blocks && tokens > 0).then_some((idx, tokens))
     }
 }
