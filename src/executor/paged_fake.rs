@@ -128,6 +128,7 @@ impl PagedFake {
         for (slot, value) in self.values.iter_mut().enumerate() {
             *value = mix(0xdead ^ self.num_launches, slot as u64) as u32;
         }
+        (0..self.host.num_slots()).for_each(|slot| self.host.get_mut(HostSlot(slot)).fill(0xad));
     }
 
     /// Content goes out before any comes in; values and tokens of a slot lie side by side.

@@ -1,7 +1,7 @@
 //! The invariants of the cache, as pure checks. Numbers are those of the design's list of invariants.
 
 use super::block_pool::Visibility;
-use super::{BlockState, BlockTable, CacheKey, KvCache};
+use super::{BlockState, BlockTable, CacheKey, KvCache, SwappedTable};
 use crate::ids::{BlockId, TokenId};
 
 /// A live table and what its sequence knows of it.
@@ -13,6 +13,8 @@ pub struct HeldTable<'a> {
     /// Positions whose K and V are in the blocks.
     pub num_valid: u32,
     pub key: CacheKey,
+    /// What a preempted sequence left to come back to.
+    pub swapped: Option<&'a SwappedTable>,
 }
 
 /// The tables that hold a block, as counted by a check.
@@ -28,12 +30,17 @@ impl KvCache {
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = HeldTable<'a>>) -> Result<(), String> {
         let mut refs = vec![Holders::default(); self.pool.len()];
         let mut number = 0;
+        let mut swapped = Vec::new();
         for copy in self.copies() {
             refs[copy.from.idx()].num += 1;
         }
         for held in tables {
             number += 1;
             self.check_table(&held, number, &mut refs)?;
+            swapped.extend(held.swapped);
+        }
+        if self.host.is_on() {
+            self.host.check(swapped.into_iter())?;
         }
         for pinned in self.pinned_tables() {
             number += 1;

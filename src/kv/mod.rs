@@ -25,27 +25,33 @@
 mod block_pool;
 mod block_table;
 mod copy_on_write;
+mod events;
 mod groups;
 mod host_pool;
 mod integrity;
 mod pins;
 mod prefix_cache;
+mod publish;
+mod tiers;
 mod windows;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use copy_on_write::BlockCopy;
+pub use events::BlockEvent;
 pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
-pub use host_pool::HostTransfer;
+pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
 pub use pins::{PinSpec, PrefixView};
-pub use prefix_cache::{CacheKey, PrefixChain};
+pub use prefix_cache::{CacheKey, ContentId, PrefixChain};
+pub use tiers::{CachedContent, HostView};
 
-use crate::ids::{BlockId, RequestId, TokenId};
+use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
 use block_pool::{BlockPool, Visibility};
 use copy_on_write::PendingCopy;
+use host_pool::HostPool;
 use pins::Pin;
-use prefix_cache::{PrefixCache, Published};
+use prefix_cache::PrefixCache;
 
 /// The shape of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -58,36 +64,6 @@ pub struct KvConfig {
     pub groups: KvGroups,
     /// Keep the content of blocks that nobody holds, and share equal prefixes.
     pub enable_prefix_cache: bool,
-}
-
-/// A change of one block, in order of happening.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum BlockEvent {
-    /// Handed out (an `Evict` of the same block precedes it where its content was kept until now). `logical` counts the
-    /// entries of [`BlockTable::ids`]: with one group, blocks in logical order.
-    Alloc { block: BlockId, request: RequestId, logical: u32 },
-    /// Written up to `filled` slots.
-    Fill { block: BlockId, filled: u32 },
-    /// One more table holds it: a prefix hit.
-    Share { block: BlockId, request: RequestId, logical: u32 },
-    /// One table less holds it.
-    Unref { block: BlockId, request: RequestId },
-    /// Nobody holds it, its content stays for prefix hits.
-    CacheIdle { block: BlockId },
-    /// A cached-idle block loses its content.
-    Evict { block: BlockId },
-    /// Nobody holds it and nothing is kept.
-    Free { block: BlockId },
-    /// Committed and now findable by prefix: full, or the tail of a request that ended. A held block that stops being findable (another took its hash, or its
-    /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
-    Publish { block: BlockId, hash: u64 },
-    /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
-    /// `from`, which others see. `request` lets go of `from` when the step is over.
-    Copy { from: BlockId, to: BlockId, request: RequestId },
-    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
-    Pin { block: BlockId },
-    /// No pinned prefix holds it any more (an `Unref` follows).
-    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -110,6 +86,10 @@ pub struct KvCounts {
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in host memory, and there because they were read from disk.
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
+    pub host: HostCounts,
     /// Of the tokens found: in blocks that hold more, or other tokens after them.
     pub partial_hit_tokens: u64,
     /// Blocks copied because a sharer was about to write, since start.
@@ -143,6 +123,15 @@ pub struct PrefixHit {
     pub num_idle: u32,
     /// How many of these are in windowed groups and held by other tables: letting one go gives nothing back.
     pub num_shared: u32,
+    /// Blocks found after those in host memory: each takes a block of the pool.
+    pub num_host: u32,
+}
+
+impl PrefixHit {
+    /// Blocks found in all.
+    pub fn num_found(&self) -> u32 {
+        self.num_blocks + self.num_host
+    }
 }
 
 /// The pool has too few blocks; nothing was taken.
@@ -168,6 +157,12 @@ pub struct KvCache {
     pins: Vec<Pin>,
     lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
+    host: HostPool,
+    host_hit: Vec<HostSlot>,     // scratch of `lookup`, used by `restore`
+    swap_out: Vec<HostTransfer>, // of the open step
+    swap_in: Vec<HostTransfer>,  // of the open step
+    /// Contents that left host memory since they were asked for last, where the caller wants to know.
+    spilled: Option<Vec<CachedContent>>,
     /// Of the open step.
     copies: Vec<PendingCopy>,
 }
@@ -192,6 +187,11 @@ impl KvCache {
             pins: Vec::new(),
             lost_pins: Vec::new(),
             hit: Vec::new(),
+            host: HostPool::default(),
+            host_hit: Vec::new(),
+            swap_out: Vec::new(),
+            swap_in: Vec::new(),
+            spilled: None,
             copies: Vec::new(),
         }
     }
@@ -221,20 +221,38 @@ impl KvCache {
 
     /// The chain of a new sequence: prefixes are shared only between equal keys.
     pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
-        PrefixChain::new(key, self.config.block_size, self.hash_mask)
+        let chain = PrefixChain::new(key, self.config.block_size, self.hash_mask);
+        if self.host.is_on() { chain.with_ids() } else { chain }
     }
 
     /// Opens the transaction of a step. Steps ascend.
     pub fn begin(&mut self, step: u64) {
         self.pool.begin(step);
+        self.host.begin();
+        self.swap_out.clear();
+        self.swap_in.clear();
         self.events_before_step = self.events.len();
     }
 
     /// The step ran: what was reserved is active, and sources of copies are let go of.
     pub fn commit(&mut self) {
         self.pool.commit();
+        self.commit_host();
         self.end_copies();
         self.prefix.commit();
+        self.count_hits();
+    }
+
+    /// The step failed on its way: what was reserved is active, what was to come from or go to host memory is not there.
+    pub fn abandon(&mut self) {
+        self.pool.commit();
+        let events = &mut self.events;
+        self.host.abandon(|host| events.push(BlockEvent::HostFree { host }));
+        self.end_copies();
+        self.count_hits();
+    }
+
+    fn count_hits(&mut self) {
         for (block, tokens) in self.hits.drain(..) {
             self.prefix.count_hit(block, tokens, self.pool.header.step);
         }
@@ -246,6 +264,7 @@ impl KvCache {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
         prefix.undo();
+        self.host.undo();
         self.events.truncate(self.events_before_step);
         self.copies.clear();
         self.hits.clear();
@@ -265,7 +284,10 @@ impl KvCache {
             in_part = self.prefix.lookup(chain, &tokens[..max_tokens as usize], &mut self.hit);
         }
         let num_rows = self.hit.len() as u32 / self.config.groups.num();
-        self.describe_hit(num_rows - u32::from(in_part > 0), in_part)
+        let num_blocks = num_rows - u32::from(in_part > 0);
+        self.lookup_host(chain, tokens, (num_blocks, max_tokens));
+        let num_host = self.host_hit.len() as u32;
+        PrefixHit { num_host, ..self.describe_hit(num_blocks, in_part) }
     }
 
     /// How many blocks a lookup would find: for ranking, without the memory of a hit.
@@ -284,7 +306,7 @@ impl KvCache {
     /// The latest [`KvCache::lookup`] without the block that it found in part.
     pub fn whole_blocks(&mut self, hit: PrefixHit) -> PrefixHit {
         self.hit.truncate((hit.num_blocks * self.config.groups.num()) as usize);
-        self.describe_hit(hit.num_blocks, 0)
+        PrefixHit { num_host: hit.num_host, ..self.describe_hit(hit.num_blocks, 0) }
     }
 
     /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
@@ -381,84 +403,6 @@ impl KvCache {
         }
     }
 
-    /// Makes the blocks findable that became full when positions `from..to` were computed. `tokens` are the sequence's,
-    /// from the first; the chain must name its full blocks.
-    pub fn publish(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId], from: u32, to: u32) {
-        if !self.config.enable_prefix_cache {
-            return;
-        }
-        let first = (from / self.config.block_size) as usize;
-        let end = (to / self.config.block_size) as usize;
-        if first == end {
-            return;
-        }
-        // A parent that this sequence found, or whose equal was evicted, is looked for and published first.
-        let mut start = first;
-        while start > 0 && !self.prefix.is_findable(chain, start - 1) {
-            start -= 1;
-        }
-        let anchor = self.config.groups.anchor();
-        for row in start..end {
-            if !self.publish_one(table.block(row as u32, anchor), anchor, chain, tokens, row) {
-                return;
-            }
-            for group in (0..self.config.groups.num()).filter(|group| *group != anchor) {
-                let block = table.block(row as u32, group);
-                self.publish_one(block, group, chain, tokens, row);
-            }
-        }
-    }
-
-    /// Makes the block findable that the last of `tokens` fill in part, as the table is about to be freed. `tokens` are
-    /// computed, by committed steps, and are the output as it was told: none after a stop.
-    pub fn publish_tail(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId]) {
-        let size = self.config.block_size as usize;
-        let (i, len) = (tokens.len() / size, tokens.len() % size);
-        if !self.config.enable_prefix_cache || len == 0 || self.config.groups != KvGroups::ONE {
-            return;
-        }
-        let id = table.ids()[i];
-        let block = self.pool.block(id);
-        if block.refs != 1 || block.visibility != Visibility::Private {
-            return;
-        }
-        assert!(block.filled as usize >= len, "block {id} is published before it is written");
-        if i > 0 {
-            let end = (i * size) as u32;
-            self.publish(table, chain, tokens, end - self.config.block_size, end);
-            if !self.prefix.is_findable(chain, i - 1) {
-                return;
-            }
-        }
-        let pool = &self.pool;
-        let published = self.prefix.publish_tail(chain, tokens, id, |old| pool.block(old).pins > 0);
-        if let Published::Now { hash, replaced } = published {
-            self.show(id, hash, replaced);
-        }
-    }
-
-    /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
-    pub fn taint(&mut self, table: &BlockTable) {
-        self.taint_from(table, 0);
-    }
-
-    /// As [`KvCache::taint`], for the table's blocks from the one on that holds `position`.
-    pub fn taint_from(&mut self, table: &BlockTable, position: u32) {
-        for &block in table.ids().iter().skip((position / self.config.block_size * table.num_groups()) as usize) {
-            if block != BlockId::NULL {
-                self.taint_block(block);
-            }
-        }
-        self.drop_suspect_pins();
-    }
-
-    fn taint_block(&mut self, block: BlockId) {
-        if self.pool.block(block).visibility == Visibility::Published {
-            self.prefix.forget(block);
-        }
-        self.pool.set_visibility(block, Visibility::Tainted);
-    }
-
     pub fn counts(&self) -> KvCounts {
         let header = &self.pool.header;
         let (free, cached_idle) = (self.pool.num_free(), self.pool.num_idle());
@@ -473,6 +417,9 @@ impl KvCache {
             pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
+            host_hit_tokens: header.host_hit_tokens,
+            disk_hit_tokens: header.disk_hit_tokens,
+            host: self.host.counts(),
             partial_hit_tokens: header.partial_hit_tokens,
             copied_blocks: header.copied_blocks,
         }
@@ -532,54 +479,6 @@ impl KvCache {
         hit
     }
 
-    /// False when there is no block or it is tainted, or its hash is that of a pinned one: what follows it cannot be
-    /// published either.
-    fn publish_one(
-        &mut self,
-        block: BlockId,
-        group: u32,
-        chain: &mut PrefixChain,
-        tokens: &[TokenId],
-        row: usize,
-    ) -> bool {
-        if block == BlockId::NULL || self.pool.block(block).visibility == Visibility::Tainted {
-            return false;
-        }
-        assert_eq!(self.pool.block(block).state, BlockState::Active, "block {block} is published before its commit");
-        assert_eq!(
-            self.pool.block(block).filled,
-            self.config.block_size,
-            "block {block} is published before it is full"
-        );
-        let pool = &self.pool;
-        let (hash, replaced) =
-            match self.prefix.publish(chain, tokens, (row, group), block, |old| pool.block(old).pins > 0) {
-                Published::Now { hash, replaced } => (hash, replaced),
-                Published::Duplicate => return true,
-                Published::Refused => return false,
-            };
-        self.show(block, hash, replaced);
-        true
-    }
-
-    fn show(&mut self, block: BlockId, hash: u64, replaced: Option<BlockId>) {
-        self.pool.set_visibility(block, Visibility::Published);
-        if let Some(old) = replaced {
-            self.unpublish(old);
-        }
-        self.events.push(BlockEvent::Publish { block, hash });
-    }
-
-    fn unpublish(&mut self, block: BlockId) {
-        if self.pool.block(block).state == BlockState::CachedIdle {
-            self.pool.drop_idle(block);
-            self.events.push(BlockEvent::Evict { block });
-            self.events.push(BlockEvent::Free { block });
-        } else {
-            self.pool.set_visibility(block, Visibility::Private);
-        }
-    }
-
     /// From the last block to the first, so that a prefix outlives what follows it.
     fn unhold_all(&mut self, table: &BlockTable) {
         let request = table.owner();
@@ -592,6 +491,7 @@ impl KvCache {
     fn take_block(&mut self, request: RequestId, logical: u32) -> BlockId {
         let (block, state) = self.pool.next_victim().expect("the caller counted the blocks it takes");
         if state == BlockState::CachedIdle {
+            self.demote(block);
             self.prefix.evict(block);
             self.events.push(BlockEvent::Evict { block });
         }

@@ -212,6 +212,7 @@ impl KvCache {
             tokens: &pin.spec.tokens,
             num_valid: pin.spec.tokens.len() as u32,
             key: pin.spec.key,
+            swapped: None,
         })
     }
 

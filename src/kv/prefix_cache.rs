@@ -11,17 +11,20 @@
 //! a prefix is found whose last blocks are there though its first are gone.
 //! Only a model with one group finds blocks in part.
 
+mod grouped;
 mod names;
 
+use super::host_pool::ContentKey;
 use super::{KvConfig, KvGroups};
 use crate::ids::{BlockId, TokenId};
 use names::{MAX_NAMES, Name, Names};
 use rustc_hash::FxHashMap;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What else must be equal, besides the tokens, for two sequences to share a block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CacheKey {
     /// Chosen by the client: who does not know it shares nothing.
     pub salt: u64,
@@ -34,6 +37,26 @@ const ROOT: u64 = 0;
 /// Blocks that are compared for a hit in part, the latest first: a bound on the cost of a lookup.
 const MAX_COMPARED: usize = 32;
 
+/// What a full block holds, told apart from everything else that a block may ever hold: SHA-256 over the parent's
+/// identity and the tokens; the first block's parent is the hash of salt and adapter. The name under which content leaves the
+/// pool, where no publication numbers exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct ContentId(pub [u8; 32]);
+
+impl ContentId {
+    /// The parent of the blocks that hold first tokens under this key.
+    pub fn root(key: CacheKey) -> ContentId {
+        ContentId(Sha256::digest([key.salt.to_le_bytes(), key.adapter.to_le_bytes()].concat()).into())
+    }
+
+    /// The block of these tokens after `self`.
+    pub fn child(&self, tokens: &[TokenId]) -> ContentId {
+        let mut hash = Sha256::new_with_prefix(self.0);
+        tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        ContentId(hash.finalize().into())
+    }
+}
+
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
 #[derive(Debug)]
@@ -42,6 +65,8 @@ pub struct PrefixChain {
     hash_mask: u64,
     block_size: u32,
     links: Vec<Link>, // [number of full blocks named so far]
+    /// Identities of the same blocks, where content can leave the pool.
+    ids: Option<Vec<ContentId>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +78,21 @@ struct Link {
 
 impl PrefixChain {
     pub(super) fn new(key: CacheKey, block_size: u32, hash_mask: u64) -> Self {
-        PrefixChain { key, hash_mask, block_size, links: Vec::new() }
+        PrefixChain { key, hash_mask, block_size, links: Vec::new(), ids: None }
+    }
+
+    pub(super) fn with_ids(self) -> Self {
+        PrefixChain { ids: Some(Vec::new()), ..self }
+    }
+
+    /// Identity of block `i` and of its parent, where identities are kept.
+    pub(super) fn id(&self, i: usize) -> Option<(ContentId, ContentId)> {
+        let ids = self.ids.as_ref()?;
+        Some((*ids.get(i)?, if i == 0 { ContentId::root(self.key) } else { ids[i - 1] }))
+    }
+
+    pub(super) fn key(&self) -> CacheKey {
+        self.key
     }
 
     /// Names the blocks that `tokens` (all of the sequence's, from the first) fill.
@@ -63,6 +102,10 @@ impl PrefixChain {
             let i = self.links.len();
             let hash = hash_block(self.parent_hash(i), &tokens[i * size..(i + 1) * size], self.hash_mask);
             self.links.push(Link { hash, publication: ROOT });
+            if let Some(ids) = &mut self.ids {
+                let parent = ids.last().copied().unwrap_or_else(|| ContentId::root(self.key));
+                ids.push(parent.child(&tokens[i * size..(i + 1) * size]));
+            }
         }
     }
 
@@ -122,6 +165,8 @@ struct Publication {
     stats: PrefixStats,
     /// The block of the first tokens, and its number while it held them.
     root: (BlockId, u64),
+    /// Of the content and of its parent's, where identities are kept.
+    id: Option<(ContentId, ContentId)>,
 }
 
 /// What a published block was worth as the end of a hit.
@@ -261,46 +306,6 @@ impl PrefixCache {
         longest.map(|(block, len)| (block, len as u32))
     }
 
-    /// The longest hit that every group can serve.
-    fn lookup_groups(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: usize, hit: &mut Vec<BlockId>) {
-        let anchor = self.groups.anchor();
-        let mut named: Vec<(Option<BlockId>, u64)> = Vec::new(); // the anchor's block and its number, by row
-        let mut parent = ROOT;
-        for (i, link) in chain.links.iter().enumerate().take(max_blocks) {
-            let block = self.find(link.hash, parent, chain.key, self.part(tokens, i));
-            let number = match block {
-                Some(block) => Some(self.publications[block.idx()].number),
-                None => self.names.find(link.hash, parent, chain.key, self.part(tokens, i)),
-            };
-            let Some(number) = number else { break };
-            parent = number;
-            named.push((block, number));
-        }
-        let find = |row: usize, group: u32| match group == anchor {
-            true => named[row].0,
-            false => self.find_beside(chain.links[row].hash, group, named[row].1),
-        };
-        // A missing row shortens the hit to before it: a shorter hit sees no less of what came before.
-        let mut rows = named.len();
-        let mut group = 0;
-        while group < self.groups.num() {
-            let missing = (self.first_row(rows, group)..rows).rev().find(|row| find(*row, group).is_none());
-            (rows, group) = missing.map_or((rows, group + 1), |row| (row, 0));
-        }
-        for row in 0..rows {
-            for group in 0..self.groups.num() {
-                let is_seen = row >= self.first_row(rows, group);
-                hit.push(if is_seen { find(row, group).unwrap_or(BlockId::NULL) } else { BlockId::NULL });
-            }
-        }
-    }
-
-    /// The first row that the token after a hit of `rows` sees.
-    fn first_row(&self, rows: usize, group: u32) -> usize {
-        let position = (rows * self.block_size) as u32;
-        (super::lowest_seen(self.groups.window(group), position) as usize / self.block_size).min(rows)
-    }
-
     /// True when the publication that the chain knows for block `i` can still be found, or its name is known.
     pub fn is_findable(&self, chain: &PrefixChain, i: usize) -> bool {
         let link = chain.links[i];
@@ -396,8 +401,10 @@ impl PrefixCache {
         };
         let stats = PrefixStats { depth: i as u32 + 1, ..PrefixStats::default() };
         let (key, len) = (chain.key, tokens.len() as u32);
+        // A tail has no identity: it does not leave the pool.
+        let id = if tokens.len() == self.block_size { chain.id(i) } else { None };
         self.publications[block.idx()] =
-            Publication { number, parent_number, group, hash, parent_hash, key, len, stats, root };
+            Publication { number, parent_number, group, hash, parent_hash, key, len, stats, root, id };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + tokens.len()].copy_from_slice(tokens);
         self.list_child(block);
@@ -416,33 +423,6 @@ impl PrefixCache {
             self.unlist_child(block);
             self.num_forgotten += 1;
         }
-    }
-
-    /// Forgets a block that the open step takes. When the step commits its name is kept, where names are needed.
-    pub fn evict(&mut self, block: BlockId) {
-        self.forget(block);
-        let publication = self.publications[block.idx()];
-        let anchor = self.groups.anchor();
-        if publication.group == anchor && self.groups.window(anchor).is_some() {
-            self.names.pending.push((block, publication.number));
-        }
-    }
-
-    /// The open step is over: what it evicted is gone for good.
-    pub fn commit(&mut self) {
-        for (block, number) in std::mem::take(&mut self.names.pending) {
-            let publication = self.publications[block.idx()];
-            if publication.number == number {
-                let Publication { hash, parent_number, key, .. } = publication;
-                let tokens = self.tokens_of(block).into();
-                self.names.insert(hash, Name { number, parent_number, key, tokens });
-            }
-        }
-    }
-
-    /// The open step never was.
-    pub fn undo(&mut self) {
-        self.names.pending.clear();
     }
 
     /// Undoes [`Self::forget`], before anything else was published.
@@ -516,6 +496,13 @@ impl PrefixCache {
         self.publications[block.idx()].hash
     }
 
+    /// What names the content of a published block outside the pool.
+    pub fn content_key_of(&self, block: BlockId) -> Option<ContentKey> {
+        let publication = &self.publications[block.idx()];
+        let (id, parent) = publication.id?;
+        Some(ContentKey { id, parent, key: publication.key, hash: publication.hash })
+    }
+
     pub fn key_of(&self, block: BlockId) -> CacheKey {
         self.publications[block.idx()].key
     }
@@ -564,13 +551,6 @@ impl PrefixCache {
             && publication.key == key
             && self.tokens_of(block) == tokens;
         equal.then_some(block)
-    }
-
-    /// The block of another group than the anchor that holds the tokens of the anchor's publication `named`.
-    fn find_beside(&self, hash: u64, group: u32, named: u64) -> Option<BlockId> {
-        let block = *self.block_of_hash.get(&place(hash, group))?;
-        let publication = &self.publications[block.idx()];
-        (publication.group == group && publication.parent_number == named).then_some(block)
     }
 
     fn part<'a>(&self, tokens: &'a [TokenId], i: usize) -> &'a [TokenId] {

@@ -103,6 +103,8 @@ impl Scheduler {
         let idx = *self.by_id.get(&fork.parent)?;
         let parent = self.seq(idx);
         let tokens = fork.keep_tokens.min(parent.num_computed);
-        (parent.status == SeqStatus::Running && tokens > 0).then_some((idx, tokens))
+        // What comes back to it in this very step is not there for others yet.
+        let has_blocks = parent.status == SeqStatus::Running && parent.restored_from.is_none();
+        (has_blocks && tokens > 0).then_some((idx, tokens))
     }
 }

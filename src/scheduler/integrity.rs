@@ -13,6 +13,7 @@ impl Scheduler {
             tokens: &seq.tokens,
             num_valid: seq.num_valid,
             key: seq.key,
+            swapped: seq.swapped.as_ref(),
         });
         self.kv.check_integrity(held)?;
         self.check_partition()?;
@@ -38,6 +39,9 @@ impl Scheduler {
         }
         if plan.rows.is_empty() && plan.budget > 0 && self.has_work() {
             return Err(format!("invariant 14: step {} has work and budget, but no row", plan.step));
+        }
+        if plan.rows.is_empty() && !(plan.swap_out.is_empty() && plan.swap_in.is_empty()) {
+            return Err(format!("step {} moves content for nobody", plan.step));
         }
         if !plan.preempted.is_empty() && !plan.admitted.is_empty() {
             return Err(format!("step {} admits beside a preemption", plan.step));
@@ -176,6 +180,9 @@ impl Scheduler {
             let held = seq.table.num_blocks();
             return Err(format!("invariant 5: request {id} holds {held} blocks, its windows allow {most}"));
         }
+        if seq.swapped.is_some() && seq.status == SeqStatus::Running {
+            return Err(format!("request {id} runs, and has blocks in host memory to come back to"));
+        }
         if seq.preemptions > self.config.max_preemptions {
             let times = seq.preemptions;
             return Err(format!(
@@ -196,6 +203,8 @@ pub struct StateView {
     pub blocks: Vec<crate::kv::BlockView>,
     pub free_order: Vec<u32>,
     pub eviction_order: Vec<u32>,
+    /// Taken places of host memory.
+    pub host: Vec<crate::kv::HostView>,
     pub counts: crate::kv::KvCounts,
     pub totals: super::Totals,
     /// Counters by client.
@@ -217,6 +226,8 @@ pub struct SequenceView {
     pub slots: u32,
     pub blocks: Vec<u32>,
     pub preemptions: u32,
+    /// Positions that wait in host memory.
+    pub swapped: Option<u32>,
     pub cached_tokens: Option<u32>,
 }
 
@@ -234,6 +245,7 @@ impl Scheduler {
             slots: seq.table.slots(),
             blocks: seq.table.ids().iter().map(|id| id.0).collect(),
             preemptions: seq.preemptions,
+            swapped: seq.swapped.as_ref().map(|swapped| swapped.num_computed()),
             cached_tokens: seq.cached_tokens,
         };
         let mut clients: Vec<ClientView> = self.clients().copied().collect();
@@ -244,6 +256,7 @@ impl Scheduler {
             blocks: self.kv.blocks().collect(),
             free_order: self.kv.free_order().map(|id| id.0).collect(),
             eviction_order: self.kv.eviction_order().map(|id| id.0).collect(),
+            host: self.kv.host_views().collect(),
             counts: self.kv.counts(),
             totals: self.totals,
             clients,

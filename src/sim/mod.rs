@@ -10,6 +10,7 @@
 //! assert!(report.failures.is_empty(), "{:?}", report.failures);
 //! ```
 
+mod disk;
 mod forks;
 mod load;
 mod mirror;
@@ -56,6 +57,15 @@ pub struct WorldStats {
     pub abandoned_steps: u64,
     pub restarts: u64,
     pub protected: u64,
+    /// Preemptions that saved blocks to host memory, and positions that came back from there.
+    pub swaps: u64,
+    pub restored_tokens: u64,
+    /// Cached blocks that went to host memory.
+    pub demoted: u64,
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
+    /// Failed steps that were moving content.
+    pub failed_transfers: u64,
     /// Branches and choices that started from a request that was live.
     pub forks: u64,
     pub forks_in_flight: u64,
@@ -142,6 +152,12 @@ impl AddAssign for WorldStats {
             abandoned_steps,
             restarts,
             protected,
+            swaps,
+            restored_tokens,
+            demoted,
+            host_hit_tokens,
+            disk_hit_tokens,
+            failed_transfers,
             forks,
             forks_in_flight,
             forks_of_waiting,
@@ -180,6 +196,12 @@ impl AddAssign for WorldStats {
         self.abandoned_steps += abandoned_steps;
         self.restarts += restarts;
         self.protected += protected;
+        self.swaps += swaps;
+        self.restored_tokens += restored_tokens;
+        self.demoted += demoted;
+        self.host_hit_tokens += host_hit_tokens;
+        self.disk_hit_tokens += disk_hit_tokens;
+        self.failed_transfers += failed_transfers;
         self.forks += forks;
         self.forks_in_flight += forks_in_flight;
         self.forks_of_waiting += forks_of_waiting;

@@ -1,6 +1,7 @@
 //! Runs one world to its end, as an engine would, and holds every step against the rules.
 
 use super::WorldStats;
+use super::disk::Disk;
 use super::mirror::Mirror;
 use super::oracle::{self, Expected};
 use super::prefixes::Prefixes;
@@ -12,7 +13,7 @@ use crate::executor::{ExecError, Executor};
 use crate::ids::{BlockId, RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
-use crate::scheduler::{Ended, NewSequence, PlanInputs, Scheduler, StepPlan, WaitReason};
+use crate::scheduler::{Ended, NewSequence, PlanInputs, PreemptCosts, Scheduler, StepPlan, WaitReason};
 use std::time::Duration;
 
 /// No world needs as many steps.
@@ -71,6 +72,7 @@ pub(super) struct Run {
     mirror: Mirror,
     /// Client i submitted request i + 1.
     pub clients: Vec<Client>,
+    disk: Disk,
     /// Of the world's requests.
     num_arrived: usize,
     pub num_forks: u32,
@@ -82,14 +84,17 @@ pub(super) struct Run {
 
 impl Run {
     fn new(world: World, rng: Rng) -> Self {
-        let executor = PagedFake::new(fake_config(&world)).with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
-        let kv = KvCache::with_hash_mask(world.kv, world.hash_mask);
+        let executor = PagedFake::new(fake_config(&world))
+            .with_windows(&world.kv.groups.windows().collect::<Vec<_>>())
+            .with_host_blocks(world.num_host_blocks);
+        let kv = new_cache(&world);
         Run {
             scheduler: Scheduler::new(world.scheduler, kv),
             mirror: Mirror::new(world.kv.num_blocks),
             executor,
             batch: StepBatch::default(),
             clients: Vec::new(),
+            disk: Disk::default(),
             num_arrived: 0,
             num_forks: 0,
             prefixes: Prefixes::default(),
@@ -107,8 +112,9 @@ impl Run {
 
     fn step(&mut self) -> Result<(), String> {
         self.step += 1;
+        self.save_sometimes()?;
         self.prefixes.step(self.step, &self.world, &mut self.scheduler, &mut self.rng, &mut self.stats);
-        self.arrivals()?;
+        self.arrivals(false)?;
         self.random_fork(false)?;
         self.random_abort();
         self.read_ends()?;
@@ -117,6 +123,7 @@ impl Run {
         let inputs = self.draw_inputs();
         let plan = self.scheduler.plan_step(inputs);
         self.note_plan(&plan);
+        self.disk.keep(self.scheduler.take_spilled(), &self.executor);
         if plan.is_empty() {
             self.scheduler.commit(&plan, &[], &[]);
             return self.after_step();
@@ -140,7 +147,7 @@ impl Run {
             }
         };
         // Clients come, go and finish while the step is in flight.
-        self.arrivals()?;
+        self.arrivals(true)?;
         self.random_fork(true)?;
         self.random_abort();
         self.stop_strings(true);
@@ -159,6 +166,7 @@ impl Run {
             Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
             Err(_) => {
                 self.stats.abandoned_steps += 1;
+                self.stats.failed_transfers += (plan.swap_out.len() + plan.swap_in.len()) as u64;
                 self.stats.failed_copies += u64::from(!plan.copies.is_empty());
                 self.scheduler.abandon(&plan);
             }
@@ -166,13 +174,19 @@ impl Run {
         self.after_step()
     }
 
-    fn arrivals(&mut self) -> Result<(), String> {
+    fn arrivals(&mut self, in_flight: bool) -> Result<(), String> {
         while let Some(request) = self.world.requests.get(self.num_arrived) {
             if request.arrives_at > self.step {
                 break;
             }
             self.num_arrived += 1;
             let (new, num_choices, stop_string) = (request.new.clone(), request.num_choices, request.stop_string);
+            if !in_flight {
+                let slots = self.disk.bring(&mut self.scheduler, &mut self.executor, &new)?;
+                let events = self.scheduler.drain_block_events();
+                events.for_each(|event| self.mirror.apply(event));
+                slots.into_iter().for_each(|host| self.mirror.adopt(host));
+            }
             self.submit(new, stop_string, Scheduler::add)?;
             if let Some(client) = self.clients.last_mut() {
                 client.num_choices = num_choices;
@@ -266,16 +280,24 @@ impl Run {
 
     fn draw_inputs(&mut self) -> PlanInputs {
         let full = self.world.scheduler.max_tokens_per_step;
+        let costs = match self.world.num_host_blocks {
+            0 => PreemptCosts::default(),
+            _ => PreemptCosts {
+                recompute_token_ns: self.rng.range(0, 100).into(),
+                swap_block_ns: self.rng.range(0, 400).into(),
+            },
+        };
         if !self.world.varies_budget {
-            return PlanInputs { step: self.step, max_tokens: full, max_prefill_tokens: full };
+            return PlanInputs { step: self.step, max_tokens: full, max_prefill_tokens: full, costs };
         }
         let max_tokens = self.rng.range(1, full + 2);
-        PlanInputs { step: self.step, max_tokens, max_prefill_tokens: self.rng.range(0, max_tokens) }
+        PlanInputs { step: self.step, max_tokens, max_prefill_tokens: self.rng.range(0, max_tokens), costs }
     }
 
     fn note_plan(&mut self, plan: &StepPlan) {
         self.stats.steps += 1;
         self.stats.preemptions += plan.preempted.len() as u64;
+        self.stats.demoted += (plan.swap_out.len() as u64).saturating_sub(plan.preempted.len() as u64);
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
         self.stats.logits_only += plan.rows.iter().filter(|row| row.write_from == row.to()).count() as u64;
         self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
@@ -295,10 +317,45 @@ impl Run {
         self.stats.protected += plan.admitted.iter().filter(is_protected).count() as u64;
     }
 
+    /// Copies what is cached to disk, as an idle engine does; some of these steps fail.
+    fn save_sometimes(&mut self) -> Result<(), String> {
+        if !self.world.has_disk || self.world.num_host_blocks == 0 || !self.rng.percent(5) {
+            return Ok(());
+        }
+        let fault = self.draw_fault().filter(|fault| !matches!(fault, Fault::NotFinite(_)));
+        let before = matches!(fault, Some(Fault::Launch(_))).then(|| self.scheduler.state());
+        let disk = &self.disk;
+        let plan = self.scheduler.plan_save(self.step, 4, &|id| disk.has(id));
+        self.disk.keep(self.scheduler.take_spilled(), &self.executor);
+        self.step += 1;
+        if plan.is_empty() {
+            self.scheduler.commit(&plan, &[], &[]);
+            return self.after_step();
+        }
+        self.batch.build(&plan, &self.scheduler);
+        fault.into_iter().for_each(|fault| self.executor.inject(fault));
+        match self.executor.launch(&self.batch).map(|handle| self.executor.wait(handle)) {
+            Ok(Ok(_)) => drop(self.scheduler.commit(&plan, &[], &[])),
+            Ok(Err(ExecError::DeviceLost(_))) => self.restart(),
+            Ok(Err(_)) => {
+                self.stats.failed_transfers += plan.swap_out.len() as u64;
+                self.scheduler.abandon(&plan);
+            }
+            Err(_) => {
+                self.scheduler.release(&plan);
+                if before.is_some_and(|before| before != self.scheduler.state()) {
+                    return Err("a copy that never ran left a trace".into());
+                }
+            }
+        }
+        self.disk.keep(self.scheduler.kv().host_contents().collect(), &self.executor);
+        self.after_step()
+    }
+
     fn restart(&mut self) {
         self.stats.restarts += 1;
         self.collect_totals();
-        self.scheduler.restart(KvCache::with_hash_mask(self.world.kv, self.world.hash_mask));
+        self.scheduler.restart(new_cache(&self.world));
         self.mirror = Mirror::new(self.world.kv.num_blocks);
     }
 
@@ -340,6 +397,8 @@ impl Run {
     fn collect_totals(&mut self) {
         let counts = self.scheduler.kv().counts();
         self.stats.hit_tokens += counts.hit_tokens;
+        self.stats.host_hit_tokens += counts.host_hit_tokens;
+        self.stats.disk_hit_tokens += counts.disk_hit_tokens;
         self.stats.partial_hit_tokens += counts.partial_hit_tokens;
         self.stats.copied_blocks += counts.copied_blocks;
     }
@@ -348,11 +407,16 @@ impl Run {
     fn check_end(&mut self) -> Result<(), String> {
         self.prefixes.check_end(&mut self.scheduler, &mut self.stats)?;
         self.collect_totals();
-        self.stats.slid_blocks = self.scheduler.totals().slid_blocks;
-        self.stats.recomputed_tokens = self.scheduler.totals().recomputed_tokens;
+        let totals = self.scheduler.totals();
+        self.stats.recomputed_tokens = totals.recomputed_tokens;
+        (self.stats.swaps, self.stats.restored_tokens) = (totals.swaps, totals.restored_tokens);
+        self.stats.slid_blocks = totals.slid_blocks;
         let counts = self.scheduler.kv().counts();
         if counts.free + counts.cached_idle != counts.total {
             return Err(format!("invariant 18: all requests ended, but blocks are held: {counts:?}"));
+        }
+        if counts.host.swapped != 0 || counts.host.free + counts.host.cached != counts.host.total {
+            return Err(format!("all requests ended, but places of host memory are held: {counts:?}"));
         }
         if let Some(i) = self.clients.iter().position(|client| client.end.is_none()) {
             return Err(format!("request {} was never told of its end", i + 1));
@@ -374,6 +438,10 @@ fn fake_config(world: &World) -> FakeConfig {
         step_delay: Duration::ZERO,
         kv_bytes_per_block: 0,
     }
+}
+
+fn new_cache(world: &World) -> KvCache {
+    KvCache::with_hash_mask(world.kv, world.hash_mask).with_host_pool(world.num_host_blocks, world.has_disk)
 }
 
 /// The end fits to what was sent and to what befell the request.

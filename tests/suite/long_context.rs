@@ -8,7 +8,10 @@ use kvasir::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use kvasir::kernels::step_meta;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::protocol::{SamplingParams, StopRules};
-use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, VictimPolicy};
+use kvasir::scheduler::{
+    CheckLevel, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, Scheduler, SchedulerConfig,
+    VictimPolicy,
+};
 use std::time::{Duration, Instant};
 
 const BLOCK_SIZE: u32 = 16;
@@ -49,6 +52,7 @@ impl World {
             max_preemptions: 1,
             queue_policy: QueuePolicy::Fcfs,
             aging_steps: 1000,
+            preemption: PreemptionMode::Recompute,
             victim: VictimPolicy::LastIn,
             check: CheckLevel::Cheap,
         };
@@ -93,7 +97,12 @@ impl World {
         self.output.clear();
         while self.scheduler.has_work() {
             self.step += 1;
-            let inputs = PlanInputs { step: self.step, max_tokens: CHUNK, max_prefill_tokens: CHUNK };
+            let inputs = PlanInputs {
+                step: self.step,
+                max_tokens: CHUNK,
+                max_prefill_tokens: CHUNK,
+                costs: PreemptCosts::default(),
+            };
             let start = Instant::now();
             let plan = self.scheduler.plan_step(inputs);
             self.batch.build(&plan, &self.scheduler);

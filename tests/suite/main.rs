@@ -18,6 +18,7 @@ mod sampling;
 mod shaders;
 mod sim;
 mod support;
+mod swap;
 mod tidy;
 mod tokenizers;
 mod windows;

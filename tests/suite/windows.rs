@@ -12,7 +12,10 @@ use kvasir::kernels::kv_layout::KvFormat;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
 use kvasir::model::Model;
 use kvasir::protocol::{SamplingParams, StopRules};
-use kvasir::scheduler::{CheckLevel, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, VictimPolicy};
+use kvasir::scheduler::{
+    CheckLevel, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, Scheduler, SchedulerConfig,
+    VictimPolicy,
+};
 use std::path::Path;
 
 const BLOCK_SIZE: u32 = 4;
@@ -42,6 +45,7 @@ fn limits(chunk: u32) -> SchedulerConfig {
         max_preemptions: 100,
         queue_policy: QueuePolicy::Fcfs,
         aging_steps: 1000,
+        preemption: PreemptionMode::Recompute,
         victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
@@ -76,7 +80,12 @@ fn drive(executor: &mut dyn Executor, chunk: u32, rounds: &[&[Vec<TokenId>]]) ->
         }
         while scheduler.has_work() {
             step += 1;
-            let plan = scheduler.plan_step(PlanInputs { step, max_tokens: 70, max_prefill_tokens: 70 });
+            let plan = scheduler.plan_step(PlanInputs {
+                step,
+                max_tokens: 70,
+                max_prefill_tokens: 70,
+                costs: PreemptCosts::default(),
+            });
             batch.build(&plan, &scheduler);
             batch.want = Want::Logits;
             let handle = executor.launch(&batch).expect("a valid batch");

@@ -40,6 +40,22 @@ fn lookup_in_part(cache: &PrefixCache, salt: u64, tokens: &[TokenId]) -> Option<
 }
 
 #[test]
+fn identities_depend_on_salt_and_on_every_token_before() {
+    let ids = |salt, tokens: &[TokenId]| {
+        let key = CacheKey { salt, ..CacheKey::default() };
+        let mut chain = PrefixChain::new(key, 2, 0).with_ids();
+        chain.extend(tokens);
+        chain.ids.expect("kept")
+    };
+    let all = [ids(0, &[1, 2, 3, 4]), ids(1, &[1, 2, 3, 4]), ids(0, &[1, 9, 3, 4])];
+    let mut names: Vec<ContentId> = all.concat();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), 6);
+    assert_eq!(ids(0, &[1, 2, 3, 4, 5])[..2], all[0][..]);
+}
+
+#[test]
 fn the_longest_common_run_of_full_blocks_is_found() {
     let mut cache = cache(u64::MAX);
     publish(&mut cache, 0, &[1, 2, 3, 4, 5, 6, 7], 1);
