@@ -120,7 +120,7 @@ impl KvCache {
     }
 
     fn check_blocks(&self, refs: &[Holders]) -> Result<(), String> {
-        let (mut num_published, mut shared, mut saved) = (0, 0, 0);
+        let (mut num_published, mut num_named, mut shared, mut saved) = (0, 0, 0, 0);
         for (i, &Holders { num: held, .. }) in refs.iter().enumerate().skip(1) {
             let id = BlockId(i as u32);
             let block = self.pool.block(id);
@@ -142,6 +142,7 @@ impl KvCache {
             }
             if is_published {
                 num_published += 1;
+                num_named += usize::from(self.prefix.is_named(id));
                 if block.filled < self.prefix.tokens_of(id).len() as u32
                     || matches!(block.state, BlockState::Free | BlockState::Reserved)
                 {
@@ -153,9 +154,11 @@ impl KvCache {
                 self.prefix.check(id)?;
             }
         }
-        if (num_published, num_published) != self.prefix.num_findable() {
+        if (num_published, num_named) != self.prefix.num_findable() {
             let findable = self.prefix.num_findable();
-            return Err(format!("invariant 7: {num_published} blocks are published, {findable:?} can be found"));
+            return Err(format!(
+                "invariant 7: {num_published} blocks are published, {num_named} of them name prefixes, {findable:?} can be found"
+            ));
         }
         if !self.pool.is_open() && self.copies().len() > 0 {
             return Err("invariant 3: a copy holds its source, but no step is in flight".into());

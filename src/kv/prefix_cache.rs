@@ -513,7 +513,12 @@ impl PrefixCache {
         &self.tokens[start..start + len]
     }
 
-    /// By hash, and by what they follow: two equal numbers.
+    /// True when this published block is of the group that names prefixes.
+    pub fn is_named(&self, block: BlockId) -> bool {
+        self.publications[block.idx()].group == self.groups.anchor()
+    }
+
+    /// By hash, and of the group that names prefixes by what they follow.
     pub fn num_findable(&self) -> (usize, usize) {
         (self.block_of_hash.len(), self.children.len())
     }
