@@ -127,8 +127,13 @@ impl Scheduler {
             }
             let num_tokens = self.chunk(seq.num_remaining(), draft);
             let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
-            if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
+            if num_tokens == 0 {
+                continue;
+            }
+            if self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
+            } else if !is_one {
+                draft.shares.give_back(num_tokens);
             }
         }
         self.order = order;
