@@ -91,7 +91,9 @@ impl Scheduler {
     pub fn unpin(&mut self, id: u64) -> bool {
         assert!(self.in_flight.is_none(), "prefixes are handled between steps");
         self.note(|_| Op::Unpin { prefix: id });
-        self.kv.unpin(id)
+        let was_pinned = self.kv.unpin(id);
+        self.recount_pinning();
+        was_pinned
     }
 
     /// Forgets a prefix that is not pinned; returns how many blocks that were.
@@ -150,8 +152,26 @@ impl Scheduler {
         self.ended.push(Ended { request: seq.id, outcome, usage, tokens: seq.tokens, key: seq.key, parent });
     }
 
+    /// A pin under way counts what others do not pin yet: it takes over what one of them lets go.
+    fn recount_pinning(&mut self) {
+        if self.pinning_blocks == 0 && self.kv.num_pinned() == 0 {
+            return;
+        }
+        self.pinning_blocks = 0;
+        let (kv, size) = (&self.kv, self.kv.block_size());
+        for seq in self.seqs.iter_mut().flatten() {
+            let Some(pinning) = &mut seq.pin else { continue };
+            let num_blocks = pinning.spec.tokens.len() as u32 / size;
+            pinning.needed = num_blocks - kv.num_pinned_of(&seq.chain, &pinning.spec.tokens, num_blocks);
+            self.pinning_blocks += pinning.needed;
+        }
+    }
+
     /// Computes these pins again, under the ids that they had; what cannot be pinned any more is told as an end.
     pub(super) fn renew_pins(&mut self, specs: Vec<PinSpec>) {
+        if !specs.is_empty() {
+            self.recount_pinning();
+        }
         for spec in specs {
             let PinSpec { request, name, tokens, key, client } = spec;
             let pin = NewPin { id: request, name, tokens, cache_salt: key.salt, adapter: key.adapter, client };
