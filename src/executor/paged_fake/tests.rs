@@ -1,3 +1,5 @@
+//! The fake gives what the formula gives, and notices what a scheduler may get wrong.
+
 use super::*;
 use crate::batch::{BatchRow, HostTransfer, LogitRow, RowLogits};
 use crate::ids::{BlockId, SeqSlot};
