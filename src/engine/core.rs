@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+mod failures;
 mod snapshot;
 mod tiers;
 
@@ -315,30 +316,6 @@ impl EngineCore {
             plan.rows.iter().for_each(|row| self.fail(row.request, &error));
         }
         StepOutcome::Retry
-    }
-
-    /// Ends the run of a request with an error.
-    pub(super) fn fail(&mut self, id: RequestId, error: &RunError) {
-        self.tell_failure(id, error);
-        // The sink has its terminal event: what the scheduler's end adds is not heard.
-        self.abort(id);
-    }
-
-    /// Ends every request with an error.
-    pub(super) fn fail_all(&mut self, error: &RunError) {
-        let held = self.prefetch.as_mut().map(Prefetch::release_all);
-        self.add_held(held.into_iter().flatten());
-        let ids: Vec<RequestId> = self.runs.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.fail(id, error));
-        self.shared.wake();
-    }
-
-    fn abort_cancelled(&mut self) {
-        // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
-        let running = self.scheduler.running().map(|seq| seq.id());
-        let is_cancelled = |id: &RequestId| self.run_by(*id).is_some_and(|run| run.events.is_cancelled());
-        let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
-        ids.into_iter().for_each(|id| self.abort(id));
     }
 
     /// Tells clients what the plan did with them, when the step started.
