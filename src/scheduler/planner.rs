@@ -77,6 +77,7 @@ impl Scheduler {
     /// Decides the next step. Blocks are reserved for it; it must be followed by `commit`, `release` or `abandon`.
     pub fn plan_step(&mut self, inputs: PlanInputs) -> StepPlan {
         assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
+        self.yield_pins();
         self.kv.begin(inputs.step);
         self.in_flight = Some(inputs.step);
         self.last_step = inputs.step;

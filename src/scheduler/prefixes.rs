@@ -124,6 +124,33 @@ impl Scheduler {
         total - pinned + self.kv.num_pinned_of(&chain, prompt, max_blocks)
     }
 
+    /// Pins give way, the newest first, where a running request (or the next, while none runs) could never end beside
+    /// them: its prompt may have counted on a pinned block that it then could not share.
+    pub(super) fn yield_pins(&mut self) {
+        while self.kv.num_pinned() > 0 {
+            let room = self.kv.num_usable() - self.kv.num_pinned();
+            let next = self.waiting.first().filter(|_| self.running.is_empty());
+            let mut live = self.running.iter().copied().chain(next).map(|idx| self.seq(idx));
+            if !live.any(|seq| seq.pin.is_none() && self.own_blocks(seq) > room) {
+                return;
+            }
+            self.kv.unpin_newest();
+            self.recount_pinning();
+        }
+    }
+
+    /// Blocks that a request may come to hold and no pin holds for it.
+    fn own_blocks(&self, seq: &Sequence) -> u32 {
+        let shared = match seq.table.num_blocks() {
+            0 => {
+                let max_blocks = seq.num_tokens().saturating_sub(1) / self.kv.block_size();
+                self.kv.num_pinned_of(&seq.chain, &seq.tokens, max_blocks)
+            }
+            _ => seq.table.ids().iter().filter(|id| self.kv.block(**id).is_pinned).count() as u32,
+        };
+        self.kv.blocks_for(seq.max_total) - shared.min(self.kv.blocks_for(seq.max_total))
+    }
+
     /// Blocks that pins may take beside the requests that live now.
     fn pin_limit(&self) -> u32 {
         let total = self.kv.num_usable();
