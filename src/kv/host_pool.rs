@@ -316,8 +316,9 @@ impl HostPool {
         }
     }
 
-    /// Suspect content is dropped: also while a step is open, whose plan is made and reads it no more than before.
+    /// Suspect content is dropped.
     pub fn forget(&mut self, id: &ContentId) -> Option<HostSlot> {
+        assert!(self.open.is_none(), "content is dropped between steps");
         let slot = *self.by_id.get(id)?;
         self.set(slot, Slot::default());
         Some(slot)

@@ -279,6 +279,7 @@ impl Scheduler {
         self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
+        self.suspect.clear();
         self.totals.copied_blocks += self.kv.counts().copied_blocks;
         let mut pins = self.kv.take_lost_pins();
         pins.extend(self.kv.pin_specs().cloned());
