@@ -1,4 +1,4 @@
-//! What becomes findable by its content, and what stops being so.
+//! What becomes findable by its content.
 //!
 //! Guarantees: only what a committed step wrote is published; what follows suspect content is not.
 
@@ -62,29 +62,6 @@ impl KvCache {
         if let Published::Now { hash, replaced } = published {
             self.show(id, hash, replaced);
         }
-    }
-
-    /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
-    pub fn taint(&mut self, table: &BlockTable) {
-        self.taint_from(table, 0);
-    }
-
-    /// As [`KvCache::taint`], for the table's blocks from the one on that holds `position`.
-    pub fn taint_from(&mut self, table: &BlockTable, position: u32) {
-        for &block in table.ids().iter().skip((position / self.config.block_size * table.num_groups()) as usize) {
-            if block != BlockId::NULL {
-                self.taint_block(block);
-            }
-        }
-        self.drop_suspect_pins();
-    }
-
-    fn taint_block(&mut self, block: BlockId) {
-        if self.pool.block(block).visibility == Visibility::Published {
-            self.forget_host(block);
-            self.prefix.forget(block);
-        }
-        self.pool.set_visibility(block, Visibility::Tainted);
     }
 
     /// False when there is no block or it is tainted, or its hash is that of a pinned one: what follows it cannot be

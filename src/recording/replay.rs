@@ -115,6 +115,7 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         Op::Adopt(content) => drop(scheduler.adopt(content)),
         Op::DropAdopted(id) => scheduler.drop_adopted(id),
         Op::Commit { sampled, not_finite, .. } => drop(scheduler.commit(&take(), sampled, not_finite)),
+        Op::Taint { request, position } => scheduler.taint_from(*request, *position),
         Op::Release => scheduler.release(&take()),
         Op::Abandon => scheduler.abandon(&take()),
         Op::Blocks(_) => drop(scheduler.drain_block_events()),

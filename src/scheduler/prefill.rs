@@ -44,6 +44,11 @@ impl Shares {
         self.rest -= more;
         even + more
     }
+
+    /// A part that was taken is not used: it is for the next who need more.
+    pub fn give_back(&mut self, tokens: u32) {
+        self.rest += tokens;
+    }
 }
 
 impl Scheduler {
@@ -69,15 +74,19 @@ impl Scheduler {
         let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
         let query_tokens = seq.num_tokens() - 1;
         let hit = self.kv.lookup(&seq.chain, &seq.tokens, self.max_found(seq));
-        let (hit, _) = self.found(seq, hit);
-        if self.will_be_computed(seq, hit, query_tokens) {
+        let restorable = self.kv.restorable(hit, seq.swapped.as_ref());
+        let is_restored = restorable > hit.tokens;
+        let hit = if is_restored { self.kv.whole_blocks(hit) } else { self.found(seq, hit).0 };
+        let tokens = if is_restored { restorable } else { hit.tokens };
+        let ahead = PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, ..hit };
+        if self.will_be_computed(seq, ahead, query_tokens) {
             return None;
         }
         let promised = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
         let room =
             Room { available: self.kv.num_available(), promised, sharers: 2, watermark: self.config.watermark_blocks };
         policy::may_join(seq, hit, &room, &self.kv, &self.config).ok()?;
-        Some(seq.num_tokens() - hit.tokens.min(query_tokens))
+        Some(seq.num_tokens() - tokens.min(query_tokens))
     }
 
     /// A running prompt is on its way to what `seq` needs next, its parent's or an equal one: `seq` will wait to share it.
@@ -111,6 +120,14 @@ mod tests {
     fn shares(pool: u32, demands: &[u32]) -> Vec<u32> {
         let mut shares = Shares::new(pool, &mut demands.to_vec());
         demands.iter().map(|demand| shares.take(*demand)).collect()
+    }
+
+    #[test]
+    fn what_is_given_back_goes_to_the_next() {
+        let mut shares = Shares::new(1, &mut [90, 90]);
+        assert_eq!([shares.take(90), shares.take(90)], [1, 0]);
+        shares.give_back(1);
+        assert_eq!(shares.take(90), 1);
     }
 
     #[test]

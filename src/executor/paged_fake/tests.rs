@@ -1,4 +1,6 @@
-//! The fake against its own arithmetic without pages.
+//! Tests of the paged memory of hashes: what a wrong block, slot or copy does to the tokens.
+
+//! The fake gives what the formula gives, and notices what a scheduler may get wrong.
 
 use super::*;
 use crate::batch::{BatchRow, HostTransfer, LogitRow, RowLogits};
