@@ -3,11 +3,13 @@
 use super::args::{ModelArgs, token_lists};
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
-use crate::engine::loader::{self, Loaded};
+use crate::engine::loader::{self, LoadFailure, Loaded};
 use crate::engine::logits::{LogitsPlan, all_logits, nll};
 use crate::engine::options::LoadRequest;
 use crate::executor::ExecError;
 use crate::ids::TokenId;
+use crate::model::Model;
+use crate::model::groups::LayerGroups;
 use crate::tokenizer::AddSpecial;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
@@ -147,8 +149,10 @@ fn open(
     let file = session::config()?;
     let mut plan = LogitsPlan { chunk, is_batched, max_tokens_per_step: 0 };
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) as u32;
+    let model = Model::open(&session::local_path(args.model.as_deref())?).map_err(LoadFailure::from)?;
+    let num_groups = LayerGroups::of(model.spec()).num_groups();
     let options = session::options(args, &file, None, |options| {
-        let needs = plan.needs(prompts, options.block_size);
+        let needs = plan.needs(prompts, options.block_size, num_groups);
         let wanted = chunk.unwrap_or(longest).min(longest).saturating_mul(needs.num_rows);
         options.max_num_batched_tokens = options.max_num_batched_tokens.min(wanted);
         options.num_gpu_blocks_override = Some(needs.num_blocks.max(2));

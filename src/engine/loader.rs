@@ -198,6 +198,7 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         canary: request.options.kv_canary,
     };
     let num_host_blocks = plan.num_host_blocks;
+    let is_windowed = memory_plan::has_windows(model.spec());
     let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
     let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
     let options = request.options.clone();
@@ -205,6 +206,13 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         let gpu = Gpu::open(&gpu_request(&options))?;
         build(gpu, &model, (config, num_host_blocks), on_progress)
     });
+    if is_windowed && request.options.prefix_cache_dir.is_some() {
+        return Err(LoadFailure::engine("the prefixes of a model with sliding-window layers are not kept on disk")
+            .with_fix("leave --prefix-cache-dir out"));
+    }
+    if is_windowed && request.options.swap_space_bytes > 0 {
+        tracing::info!("no swap space is used: layers of this model have a sliding window");
+    }
     let disk = open_disk(&request.options, &*executor, identity)?;
     Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild, disk })
 }

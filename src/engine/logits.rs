@@ -35,9 +35,10 @@ impl LogitsPlan {
         (MAX_LOGITS_BYTES / (4 * vocab_size.max(1))).clamp(1, self.max_tokens_per_step.max(1) as usize)
     }
 
-    pub fn needs(&self, prompts: &[Vec<TokenId>], block_size: u32) -> LogitsNeeds {
+    /// What a model of so many layer groups needs for these prompts.
+    pub fn needs(&self, prompts: &[Vec<TokenId>], block_size: u32, num_groups: u32) -> LogitsNeeds {
         // One more token than the prompt has, so that the pool holds the context that is asked for.
-        let blocks = prompts.iter().map(|p| (p.len() as u32 + 1).div_ceil(block_size));
+        let blocks = prompts.iter().map(|p| (p.len() as u32 + 1).div_ceil(block_size) * num_groups);
         if self.is_batched {
             LogitsNeeds { num_blocks: 1 + blocks.sum::<u32>(), num_rows: prompts.len().max(1) as u32 }
         } else {
@@ -246,7 +247,8 @@ mod tests {
             assert!(echo.steps.iter().all(|&(rows, tokens)| tokens <= 6 && (rows == 1 || is_batched)));
         }
         let plan = LogitsPlan { chunk: None, is_batched: true, max_tokens_per_step: 6 };
-        assert_eq!(plan.needs(&prompts, 4), LogitsNeeds { num_blocks: 1 + 2 + 1 + 3, num_rows: 3 });
+        assert_eq!(plan.needs(&prompts, 4, 1), LogitsNeeds { num_blocks: 1 + 2 + 1 + 3, num_rows: 3 });
+        assert_eq!(plan.needs(&prompts, 4, 2).num_blocks, 1 + 2 * (2 + 1 + 3), "a table per group");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use super::loader::LoadFailure;
 use super::options::EngineOptions;
 use crate::memory::{self, KvSize, MemoryConfig};
 use crate::model::dtype::DType;
-use crate::model::spec::WeightRole;
+use crate::model::groups::LayerGroups;
+use crate::model::spec::{ModelSpec, WeightRole};
 use crate::model::{Model, ModelError};
 
 /// KV memory that is taken without being asked for: enough for several chats, small enough to start fast.
@@ -97,13 +98,20 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
     let per_block = memory.kv_bytes_per_token * u64::from(options.block_size);
     // It is taken as blocks come to it; on a small machine not more than a share of what is free.
     let free = machine.available_bytes.or_else(available_memory).map_or(u64::MAX, |bytes| bytes / HOST_SHARE);
-    let num_host_blocks = (options.swap_space_bytes.min(free) / per_block).min(MAX_HOST_BLOCKS);
+    // What slid out of a window is not kept anywhere, so a windowed model's blocks do not go to host memory.
+    let swap_space_bytes = if has_windows(spec) { 0 } else { options.swap_space_bytes };
+    let num_host_blocks = (swap_space_bytes.min(free) / per_block).min(MAX_HOST_BLOCKS);
     Ok(EnginePlan {
         memory,
         max_model_len: wanted_len.min(room),
         num_host_blocks: num_host_blocks as u32,
         host_bytes: num_host_blocks * per_block,
     })
+}
+
+/// Whether layers of the model read a sliding window alone: their blocks stay on the GPU and are not shared in part.
+pub(super) fn has_windows(spec: &ModelSpec) -> bool {
+    LayerGroups::of(spec).windows != [None]
 }
 
 /// The pool that one full context needs, the null block included.

@@ -377,20 +377,26 @@ fn eval_logits_writes_a_row_per_position() {
     if !has_adapter() {
         return;
     }
+    eval_logits_of(&fixture("tiny/llama"));
+    // Layer groups have a table each.
+    let grouped = full_fixtures().map(|dir| dir.join("tiny/gemma3_text"));
+    grouped.iter().for_each(|dir| eval_logits_of(dir.to_str().expect("a UTF-8 path")));
+}
+
+fn eval_logits_of(model: &str) {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (tokens, out) = (dir.path().join("tokens.json"), dir.path().join("out.safetensors"));
     std::fs::write(&tokens, "[[0, 44, 73, 385, 83], [7]]").expect("a writable folder");
     let (tokens, out_path) = (tokens.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
     let mut seen: Vec<Vec<u8>> = Vec::new();
     for extra in [&[][..], &["--chunk", "2"], &["--batched"], &["--block-size", "8"]] {
-        let model = fixture("tiny/llama");
-        let args = ["eval", "logits", "--json", "--precise", "--model", &model, "--tokens", tokens, "--out", out_path];
+        let args = ["eval", "logits", "--json", "--precise", "--model", model, "--tokens", tokens, "--out", out_path];
         let lines = json_lines(&[&args[..], extra].concat());
         assert_eq!((&lines[0]["prompts"], &lines[0]["tokens"]), (&json!(2), &json!(6)));
         let bytes = std::fs::read(&out).expect("the written file");
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file");
-        assert_eq!(file.tensor("logits.0").expect("a tensor").shape(), [5, 512]);
-        assert_eq!(file.tensor("logits.1").expect("a tensor").shape(), [1, 512]);
+        assert_eq!(file.tensor("logits.0").expect("a tensor").shape()[0], 5);
+        assert_eq!(file.tensor("logits.1").expect("a tensor").shape()[0], 1);
         seen.push(file.tensor("logits.0").expect("a tensor").data().to_vec());
     }
     assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "cutting differently changes no bit");
