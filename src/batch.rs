@@ -9,9 +9,12 @@ use crate::scheduler::{Scheduler, StepPlan, TokenCount};
 pub struct StepBatch {
     pub step: u64,
     pub block_size: u32,
+    /// Done before anything is computed. No copy touches what another one reads or writes.
+    pub copies: Vec<BlockCopy>,
     pub input_ids: Vec<TokenId>, // [num_tokens]
     pub positions: Vec<u32>,     // [num_tokens]
-    /// Where each token's K and V go: block id * block_size + offset.
+    /// Where each token's K and V go: block id * block_size + offset. In the null block: nowhere, they are there already
+    /// and the token is computed for its logits alone.
     pub kv_slots: Vec<u32>, // [num_tokens]
     pub row_of_token: Vec<u32>,  // [num_tokens]
     pub row_start: Vec<u32>,     // [num_rows + 1]
@@ -31,6 +34,13 @@ pub struct StepBatch {
     pub bias_start: Vec<u32>, // [num_logits + 1]
     /// What comes back besides the sampled ids.
     pub want: Want,
+}
+
+/// A block of the pool whose K and V, of all layers, become those of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    pub from: u32,
+    pub to: u32,
 }
 
 /// What the executor returns besides token ids.
@@ -93,6 +103,7 @@ impl StepBatch {
         let StepBatch {
             step,
             block_size,
+            copies,
             input_ids,
             positions,
             kv_slots,
@@ -127,6 +138,7 @@ impl StepBatch {
         ] {
             v.clear();
         }
+        copies.clear();
         sampling.clear();
         penalties.clear();
         biases.clear();
@@ -139,6 +151,8 @@ pub struct BatchRow<'a> {
     pub slot: SeqSlot,
     /// Position of the first of `tokens`.
     pub first_position: u32,
+    /// Positions before this one are not written.
+    pub write_from: u32,
     /// The row's input, at consecutive positions.
     pub tokens: &'a [TokenId],
     /// Physical blocks in logical order, covering every position of the row.
@@ -191,6 +205,7 @@ impl StepBatch {
     /// made the plan, while the plan's step is in flight.
     pub fn build(&mut self, plan: &StepPlan, scheduler: &Scheduler) {
         self.begin(plan.step, scheduler.kv().block_size());
+        self.copies.extend(plan.copies.iter().map(|copy| BlockCopy { from: copy.from.0, to: copy.to.0 }));
         for row in &plan.rows {
             let seq = scheduler.get(row.request).expect("a planned row is live until its step is over");
             let logits = match row.wants_logits {
@@ -204,6 +219,7 @@ impl StepBatch {
             self.push_row(BatchRow {
                 slot: row.slot,
                 first_position: row.from,
+                write_from: row.write_from,
                 tokens: &seq.tokens()[row.from as usize..row.to() as usize],
                 blocks: seq.table().ids(),
                 logits,
@@ -233,7 +249,10 @@ impl StepBatch {
         assert!(num_blocks <= row.blocks.len(), "the block table ends before position {end}");
         self.input_ids.extend_from_slice(row.tokens);
         for position in row.first_position..end {
-            let block = row.blocks[(position / self.block_size) as usize];
+            let block = match position < row.write_from {
+                true => BlockId::NULL,
+                false => row.blocks[(position / self.block_size) as usize],
+            };
             self.positions.push(position);
             self.kv_slots.push(block.0 * self.block_size + position % self.block_size);
             self.row_of_token.push(row_idx);
@@ -302,7 +321,23 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
+        self.check_copies(num_blocks)?;
         (0..rows).try_for_each(|row| self.check_row(row, num_blocks))
+    }
+
+    /// So that copies may be done at once or in any order.
+    fn check_copies(&self, num_blocks: u32) -> Result<(), String> {
+        for (i, copy) in self.copies.iter().enumerate() {
+            let is_block = |id: u32| id != BlockId::NULL.0 && id < num_blocks;
+            if !is_block(copy.from) || !is_block(copy.to) {
+                return Err(format!("{copy:?} names a block that is nobody's"));
+            }
+            let meets = |other: &BlockCopy| other.to == copy.to || other.from == copy.to || other.to == copy.from;
+            if copy.from == copy.to || self.copies[..i].iter().any(meets) {
+                return Err(format!("{copy:?} touches what another copy of the step reads or writes"));
+            }
+        }
+        Ok(())
     }
 
     fn check_row(&self, row: usize, num_blocks: u32) -> Result<(), String> {
@@ -323,7 +358,8 @@ impl StepBatch {
                 return Err(format!("the block table of row {row} ends before position {position}"));
             }
             let block = self.kv_slots[token] / self.block_size;
-            if block == BlockId::NULL.0 || block >= num_blocks {
+            let is_logits_only = block == BlockId::NULL.0 && self.logit_tokens.contains(&(token as u32));
+            if block == BlockId::NULL.0 && !is_logits_only || block >= num_blocks {
                 return Err(format!("row {row} writes block {block}, which is nobody's"));
             }
         }
@@ -348,6 +384,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(6),
             first_position: 3,
+            write_from: 3,
             tokens: &[10, 11, 12],
             blocks: &blocks,
             logits: RowLogits::None,
@@ -355,6 +392,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(1),
             first_position: 0,
+            write_from: 0,
             tokens: &[13],
             blocks: &[BlockId(7)],
             logits: RowLogits::Last(greedy(&counts)),
@@ -380,6 +418,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(0),
             first_position: 1,
+            write_from: 1,
             tokens: &[1, 2],
             blocks: &[BlockId(1), BlockId(2)],
             logits: RowLogits::All,
@@ -396,6 +435,7 @@ mod tests {
         batch.push_row(BatchRow {
             slot: SeqSlot(0),
             first_position: 0,
+            write_from: 0,
             tokens: &[1, 2],
             blocks: &[BlockId(1)],
             logits: RowLogits::None,

@@ -33,3 +33,6 @@ fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[15] + logit]; }
 /// (token, bits of the f32 bias)
 fn bias(idx: u32) -> vec2<u32> { let at = step_meta[16] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
 fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[17] + row]; }
+fn num_copies() -> u32 { return step_meta[18]; }
+/// (block to copy from, block to copy to)
+fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[19] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }

@@ -16,6 +16,7 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::Evict { block } => BlockDelta::Evict { block },
         BlockEvent::Free { block } => BlockDelta::Free { block },
         BlockEvent::Publish { block, hash } => BlockDelta::Publish { block, hash },
+        BlockEvent::Copy { from, to, request } => BlockDelta::Copy { from, to, request },
     }
 }
 
@@ -45,6 +46,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         evicted_this_step: counts.evicted_this_step,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
+        partial_hit_tokens: counts.partial_hit_tokens,
         ..KvTotals::default()
     }
 }

@@ -60,7 +60,7 @@ pub struct FakeConfig {
 pub enum Fault {
     /// The launch is refused; nothing is written.
     Launch(ExecError),
-    /// The step is launched, scribbles over the slots it was to write, and fails while waited for. A lost device loses
+    /// The step is launched, scribbles over the slots it was to write or copy to, and fails while waited for. A lost device loses
     /// its whole memory.
     Wait(ExecError),
     /// The logits of this logit row (modulo their number) are not finite.
@@ -109,6 +109,7 @@ impl PagedFake {
     }
 
     fn run(&mut self, batch: &StepBatch) -> Result<StepOutput, ExecError> {
+        self.copy(batch);
         self.write(batch)?;
         let mut output = StepOutput {
             gpu_us: self.config.step_delay.as_micros() as u32,
@@ -141,6 +142,15 @@ impl PagedFake {
         Ok(output)
     }
 
+    fn copy(&mut self, batch: &StepBatch) {
+        let size = batch.block_size as usize;
+        for copy in &batch.copies {
+            let (from, to) = (copy.from as usize * size, copy.to as usize * size);
+            self.values.copy_within(from..from + size, to);
+            self.tokens.copy_within(from..from + size, to);
+        }
+    }
+
     /// All rows write before any row attends, as on a GPU.
     fn write(&mut self, batch: &StepBatch) -> Result<(), ExecError> {
         for row in 0..batch.num_rows() {
@@ -152,6 +162,9 @@ impl PagedFake {
                     position => Some(self.values[self.slot(table, position - 1)]),
                 };
                 let slot = batch.kv_slots[t] as usize;
+                if slot < batch.block_size as usize {
+                    continue;
+                }
                 if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
                     return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
                 }
@@ -187,7 +200,9 @@ impl PagedFake {
     }
 
     fn scribble(&mut self, batch: &StepBatch) {
-        for &slot in &batch.kv_slots {
+        let size = batch.block_size;
+        let copied = batch.copies.iter().flat_map(|copy| copy.to * size..(copy.to + 1) * size);
+        for slot in copied.chain(batch.kv_slots.iter().copied()) {
             self.values[slot as usize] ^= 0x5bad_5bad;
         }
     }
@@ -415,7 +430,14 @@ mod tests {
         let blocks: Vec<BlockId> = blocks.iter().map(|b| BlockId(*b)).collect();
         let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
         let logits = RowLogits::Last(LogitRow { sampling, counts: &[], biases: &[] });
-        batch.push_row(BatchRow { slot: SeqSlot(0), first_position, tokens, blocks: &blocks, logits });
+        batch.push_row(BatchRow {
+            slot: SeqSlot(0),
+            first_position,
+            write_from: first_position,
+            tokens,
+            blocks: &blocks,
+            logits,
+        });
         batch
     }
 

@@ -83,6 +83,7 @@ impl ReferenceExecutor {
     }
 
     fn run(&mut self, batch: &StepBatch) -> StepOutput {
+        self.copy_blocks(batch);
         let hidden = self.spec.hidden_size as usize;
         let mut x: Vec<f32> = Vec::with_capacity(batch.num_tokens() * hidden);
         for &id in &batch.input_ids {
@@ -99,6 +100,16 @@ impl ReferenceExecutor {
             logits.extend(matvec(self.head.as_ref().unwrap_or(&self.embedding), &normed, None));
         }
         finish(batch, logits, vocab)
+    }
+
+    fn copy_blocks(&mut self, batch: &StepBatch) {
+        let block = (self.cfg.block_size * self.spec.num_kv_heads * self.spec.head_dim) as usize;
+        for pool in self.layers.iter_mut().flat_map(|layer| [&mut layer.k_pool, &mut layer.v_pool]) {
+            for copy in &batch.copies {
+                let from = copy.from as usize * block;
+                pool.copy_within(from..from + block, copy.to as usize * block);
+            }
+        }
     }
 
     fn layer(&mut self, l: usize, batch: &StepBatch, x: &mut [f32]) {
@@ -199,6 +210,10 @@ impl Executor for ReferenceExecutor {
         let limit = self.cfg.num_blocks * self.cfg.block_size;
         if let Some(slot) = batch.kv_slots.iter().find(|&&s| s >= limit) {
             return Err(ExecError::Rejected(format!("KV slot {slot} is outside the pool of {limit} slots")));
+        }
+        if let Some(copy) = batch.copies.iter().find(|c| c.from.max(c.to) >= self.cfg.num_blocks) {
+            let limit = self.cfg.num_blocks;
+            return Err(ExecError::Rejected(format!("{copy:?} is outside the pool of {limit} blocks")));
         }
         self.done = Some(self.run(batch));
         Ok(StepHandle(batch.step))

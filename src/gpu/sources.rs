@@ -29,6 +29,7 @@ pub const SHARED: &[Source] = sources!("shared":
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
     "attention"
+    "copy_blocks"
     "embed"
     "fill"
     "logprobs"

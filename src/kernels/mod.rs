@@ -13,6 +13,7 @@
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
 //! | [`kv_layout`] | how K and V lie in the pool |
+//! | [`copy_blocks`] | blocks of the cache copied before they are written |
 //! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
 //! | [`attention`] | PagedAttention over the block tables |
 //! | [`penalties`] | repetition, presence and frequency penalties, biases |
@@ -41,6 +42,7 @@ use crate::gpu::{Defines, GpuCaps};
 
 pub mod attention;
 pub mod context;
+pub mod copy_blocks;
 pub mod embed;
 pub mod kv_layout;
 pub mod logprobs;

@@ -31,6 +31,8 @@ pub mod header {
     pub const BIAS_START: usize = 15;
     pub const BIASES: usize = 16;
     pub const SLOT_OF_ROW: usize = 17;
+    pub const NUM_COPIES: usize = 18;
+    pub const COPIES: usize = 19;
 }
 
 /// Words that [`encode`] needs for a batch, to size or check the buffer.
@@ -47,6 +49,7 @@ pub fn num_words(batch: &StepBatch) -> usize {
         + 2 * batch.penalties.len()
         + batch.bias_start.len()
         + 2 * batch.biases.len()
+        + 2 * batch.copies.len()
 }
 
 /// Replaces `words` by the batch's metadata.
@@ -58,6 +61,7 @@ pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
     words[header::NUM_ROWS] = batch.num_rows() as u32;
     words[header::NUM_LOGITS] = batch.num_logits() as u32;
     words[header::BLOCK_SIZE] = batch.block_size;
+    words[header::NUM_COPIES] = batch.copies.len() as u32;
     section(words, header::TOKEN_IDS, batch.input_ids.iter().copied());
     section(words, header::POSITIONS, batch.positions.iter().copied());
     section(words, header::KV_SLOTS, batch.kv_slots.iter().copied());
@@ -73,6 +77,7 @@ pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
     section(words, header::PENALTIES, batch.penalties.iter().flat_map(|p| [p.token, p.output_count]));
     section(words, header::BIAS_START, batch.bias_start.iter().copied());
     section(words, header::BIASES, batch.biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
+    section(words, header::COPIES, batch.copies.iter().flat_map(|copy| [copy.from, copy.to]));
     debug_assert_eq!(words.len(), num_words(batch));
 }
 
@@ -101,7 +106,7 @@ fn sampling_words(row: &RowSampling, changes_logits: bool) -> [u32; SAMPLING_WOR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::TokenPenalty;
+    use crate::batch::{BlockCopy, TokenPenalty};
 
     fn sampling(seed: u64) -> RowSampling {
         RowSampling {
@@ -122,6 +127,7 @@ mod tests {
     fn batch() -> StepBatch {
         StepBatch {
             block_size: 16,
+            copies: vec![BlockCopy { from: 3, to: 9 }],
             input_ids: vec![5, 6, 7],
             positions: vec![0, 1, 9],
             kv_slots: vec![16, 17, 41],
@@ -164,6 +170,7 @@ mod tests {
         assert_eq!(at(header::PENALTIES, 2), [6, 2]);
         assert_eq!(at(header::BIASES, 2), [8, (-1.5f32).to_bits()]);
         assert_eq!(at(header::BIAS_START, 3), [0, 1, 1]);
+        assert_eq!((words[header::NUM_COPIES], at(header::COPIES, 2)), (1, &[3, 9][..]));
     }
 
     #[test]

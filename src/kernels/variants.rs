@@ -4,7 +4,7 @@
 use super::kv_layout::KvFormat;
 use super::matmul::{Matmul, Precision};
 use super::pack::Format;
-use super::{Class, RowCount, attention, embed, logprobs, norm, penalties, rope_kv_write, sample, swiglu};
+use super::{Class, RowCount, attention, copy_blocks, embed, logprobs, norm, penalties, rope_kv_write, sample, swiglu};
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
 
@@ -40,6 +40,7 @@ pub const HEADS: [(u32, u32, u32); 8] =
 /// All of them, sorted, each once.
 pub fn all() -> Vec<(String, Defines)> {
     let mut found = vec![("fill".to_string(), Defines::new())];
+    found.extend((1..=copy_blocks::MAX_BUFFERS).map(|n| ("copy_blocks".into(), copy_blocks::defines(n))));
     for class in CLASSES {
         of_rows(class, &mut found);
         of_heads(class, &mut found);

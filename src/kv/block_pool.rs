@@ -37,7 +37,7 @@ pub(super) struct Block {
     pub visibility: Visibility,
     /// Number of tables that hold it.
     pub refs: u32,
-    /// Slots written by committed steps.
+    /// Slots written by committed steps, or copied.
     pub filled: u32,
     /// Step of the last change.
     pub last_step: u64,
@@ -69,6 +69,8 @@ pub(super) struct Header {
     pub evicted_this_step: u32,
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    pub partial_hit_tokens: u64,
+    pub copied_blocks: u64,
     pub step: u64,
 }
 
@@ -252,11 +254,11 @@ impl BlockPool {
         self.edit(id).visibility = visibility;
     }
 
-    /// A committed step wrote this block up to `filled` slots.
+    /// This block holds `filled` slots that are valid: one holder wrote it, or it is a copy.
     pub fn fill(&mut self, id: BlockId, filled: u32) {
         let step = self.header.step;
         let block = self.edit(id);
-        block.filled = block.filled.max(filled);
+        block.filled = filled;
         block.last_step = step;
     }
 

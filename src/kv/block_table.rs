@@ -5,7 +5,8 @@ use crate::ids::{BlockId, RequestId};
 /// The blocks of one sequence in logical order: position `p` lives in `ids()[p / block_size]`.
 ///
 /// A linear value: [`super::KvCache`] gives blocks to it and takes them back, nobody else changes it, and it cannot be
-/// copied. It only grows while its sequence runs. `slots` positions may be written; the last block may hold more.
+/// copied. It only grows while its sequence runs; a block that others see is replaced by a copy before it is written.
+/// `slots` positions have a place; the last block may hold more.
 #[derive(Debug, Default)]
 pub struct BlockTable {
     owner: RequestId,
@@ -48,6 +49,11 @@ impl BlockTable {
         self.slots = self.slots.max(slots);
     }
 
+    /// Puts another block in the place of one.
+    pub(super) fn replace(&mut self, logical: u32, block: BlockId) {
+        self.blocks[logical as usize] = block;
+    }
+
     /// Back to an earlier length: the undoing of a reservation whose blocks the pool takes back itself.
     pub(super) fn truncate(&mut self, num_blocks: u32, slots: u32) {
         self.blocks.truncate(num_blocks as usize);
@@ -60,6 +66,8 @@ impl BlockTable {
 pub struct TableMark {
     pub(super) num_blocks: u32,
     pub(super) slots: u32,
+    /// The block that the reservation may replace by a copy.
+    pub(super) tail: Option<(u32, BlockId)>,
 }
 
 /// The table of a preempted sequence, kept until its step commits: its blocks are given back already, and only the

@@ -10,8 +10,8 @@ pub struct HeldTable<'a> {
     pub table: &'a BlockTable,
     /// All tokens of the sequence, from the first.
     pub tokens: &'a [TokenId],
-    /// Positions whose K and V are valid.
-    pub num_computed: u32,
+    /// Positions whose K and V are in the blocks.
+    pub num_valid: u32,
     pub salt: u64,
 }
 
@@ -19,6 +19,9 @@ impl KvCache {
     /// Every invariant over the pool, the prefix cache and all live tables; the text names the one that is broken.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = HeldTable<'a>>) -> Result<(), String> {
         let mut refs = vec![0u32; self.pool.len()];
+        for copy in self.copies() {
+            refs[copy.from.idx()] += 1;
+        }
         for held in tables {
             self.check_table(&held, &mut refs)?;
         }
@@ -46,7 +49,7 @@ impl KvCache {
             let (blocks, slots) = (table.num_blocks(), table.slots());
             return Err(format!("invariant 5: request {owner} has {blocks} blocks for {slots} slots"));
         }
-        if held.num_computed > table.slots() {
+        if held.num_valid > table.slots() {
             return Err(format!("invariant 6: request {owner} computed beyond its slots"));
         }
         for (logical, &id) in table.ids().iter().enumerate() {
@@ -66,20 +69,22 @@ impl KvCache {
     /// Block `id` holds positions `start..start + block_size` of this sequence.
     fn check_held_block(&self, held: &HeldTable, id: BlockId, start: u32) -> Result<(), String> {
         let (block, size, owner) = (self.pool.block(id), self.config.block_size, held.table.owner());
-        let computed_here = held.num_computed.saturating_sub(start).min(size);
-        if block.filled < computed_here {
+        let valid_here = held.num_valid.saturating_sub(start).min(size);
+        if block.filled < valid_here {
             let filled = block.filled;
             return Err(format!(
-                "invariant 6: request {owner} computed {computed_here} slots of block {id}, {filled} are written"
+                "invariant 6: request {owner} needs {valid_here} slots of block {id}, {filled} are written"
             ));
         }
         let is_published = block.visibility == Visibility::Published;
-        if computed_here < size && (block.refs != 1 || is_published) {
+        if valid_here == 0 && (block.refs != 1 || is_published) {
             return Err(format!("invariant 9: request {owner} will write block {id}, which is shared or published"));
         }
         if is_published {
-            let range = start as usize..(start + size) as usize;
-            if held.tokens.get(range) != Some(self.prefix.tokens_of(id)) || held.salt != self.prefix.salt_of(id) {
+            // What the request does not see of the block may be another's: it takes a copy before it writes.
+            let range = start as usize..(start + valid_here) as usize;
+            let seen = &self.prefix.tokens_of(id)[..valid_here as usize];
+            if held.tokens.get(range) != Some(seen) || held.salt != self.prefix.salt_of(id) {
                 return Err(format!(
                     "invariant 8: block {id} is published with other tokens or salt than request {owner} has"
                 ));
@@ -125,6 +130,9 @@ impl KvCache {
         if num_published != self.prefix.num_findable() {
             let findable = self.prefix.num_findable();
             return Err(format!("invariant 7: {num_published} blocks are published, {findable} can be found"));
+        }
+        if !self.pool.is_open() && self.copies().len() > 0 {
+            return Err("invariant 3: a copy holds its source, but no step is in flight".into());
         }
         let counts = self.counts();
         if (shared, saved) != (counts.shared, counts.saved) {

@@ -13,26 +13,29 @@
 //! let mut chain = kv.new_chain(0);
 //! chain.extend(&prompt);
 //! kv.begin(1);
-//! kv.reserve(&mut table, 5).expect("the pool is empty");
+//! kv.reserve(&mut table, 0, 5).expect("the pool is empty");
 //! kv.commit();
 //! kv.fill(&table, 0, 5);
 //! kv.publish(&table, &mut chain, &prompt, 0, 5);
 //! kv.free(table);
-//! assert_eq!(kv.lookup(&chain, &prompt, 4).num_blocks, 1);
+//! assert_eq!(kv.lookup(&chain, &prompt, 5).num_blocks, 1);
 //! ```
 
 mod block_pool;
 mod block_table;
+mod copy_on_write;
 mod integrity;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
+pub use copy_on_write::BlockCopy;
 pub use integrity::HeldTable;
 pub use prefix_cache::PrefixChain;
 
 use crate::ids::{BlockId, RequestId, TokenId};
-use block_pool::{BlockPool, Unheld, Visibility};
+use block_pool::{BlockPool, Visibility};
+use copy_on_write::PendingCopy;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -66,6 +69,9 @@ pub enum BlockEvent {
     /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
+    /// `from`, which others see. `request` lets go of `from` when the step is over.
+    Copy { from: BlockId, to: BlockId, request: RequestId },
 }
 
 /// Counts over the pool.
@@ -86,6 +92,10 @@ pub struct KvCounts {
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in blocks that hold more, or other tokens after them.
+    pub partial_hit_tokens: u64,
+    /// Blocks copied because a sharer was about to write, since start.
+    pub copied_blocks: u64,
 }
 
 /// One block as it is now.
@@ -103,7 +113,10 @@ pub struct BlockView {
 /// What a lookup found, to be attached before anything else changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHit {
+    /// Blocks found whole.
     pub num_blocks: u32,
+    /// Tokens found, those in a block found in part included.
+    pub tokens: u32,
     /// How many of them are cached-idle: they stop being available once attached.
     pub num_idle: u32,
 }
@@ -127,6 +140,8 @@ pub struct KvCache {
     /// Length of `events` when the open step began.
     events_before_step: usize,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
+    /// Of the open step.
+    copies: Vec<PendingCopy>,
 }
 
 impl KvCache {
@@ -146,6 +161,7 @@ impl KvCache {
             events: Vec::new(),
             events_before_step: 0,
             hit: Vec::new(),
+            copies: Vec::new(),
         }
     }
 
@@ -183,9 +199,10 @@ impl KvCache {
         self.events_before_step = self.events.len();
     }
 
-    /// The step ran: what was reserved is active.
+    /// The step ran: what was reserved is active, and sources of copies are let go of.
     pub fn commit(&mut self) {
         self.pool.commit();
+        self.end_copies();
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -194,6 +211,7 @@ impl KvCache {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
         self.events.truncate(self.events_before_step);
+        self.copies.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -201,62 +219,68 @@ impl KvCache {
         self.config.enable_prefix_cache
     }
 
-    /// Finds the blocks that hold the first of `tokens`, at most `max_blocks`. Changes nothing but the memory of the hit.
-    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> PrefixHit {
+    /// Finds the blocks that hold the first of `tokens`, at most `max_tokens` of them. Changes nothing but the memory of
+    /// the hit.
+    pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_tokens: u32) -> PrefixHit {
         self.hit.clear();
+        let size = self.config.block_size;
         if self.config.enable_prefix_cache {
-            self.prefix.lookup(chain, tokens, max_blocks as usize, &mut self.hit);
+            self.prefix.lookup(chain, tokens, (max_tokens / size) as usize, &mut self.hit);
         }
         let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
         let num_idle = self.hit.iter().filter(is_idle).count() as u32;
-        PrefixHit { num_blocks: self.hit.len() as u32, num_idle }
+        let num_blocks = self.hit.len() as u32;
+        PrefixHit { num_blocks, tokens: num_blocks * size, num_idle }
     }
 
-    /// Gives the blocks of the latest [`KvCache::lookup`] to an empty table; `query_tokens` were looked up.
-    pub fn attach(&mut self, table: &mut BlockTable, query_tokens: u32) {
+    /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
+    /// computed.
+    pub fn attach(&mut self, table: &mut BlockTable, hit: PrefixHit, query_tokens: u32) {
         assert_eq!(table.num_blocks(), 0, "a prefix is attached to an empty table");
         for (logical, &block) in self.hit.iter().enumerate() {
             self.pool.hold(block);
             table.push(block);
             self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
         }
-        let hit_tokens = self.hit.len() as u32 * self.config.block_size;
-        table.raise_slots(hit_tokens);
+        table.raise_slots(hit.tokens);
+        let hit_tokens = hit.tokens.min(query_tokens);
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         self.hit.clear();
     }
 
-    /// Makes room for positions `0..slots`, evicting idle blocks where needed. Returns how many blocks were added.
-    pub fn reserve(&mut self, table: &mut BlockTable, slots: u32) -> Result<u32, OutOfBlocks> {
-        let needed = self.blocks_for(slots).saturating_sub(table.num_blocks());
+    /// Makes room to write positions `valid..slots`; those before are only read. Evicts idle blocks where needed, and
+    /// copies the block of position `valid` when others see it. Returns how many blocks were taken.
+    pub fn reserve(&mut self, table: &mut BlockTable, valid: u32, slots: u32) -> Result<u32, OutOfBlocks> {
+        let needed = self.needed_blocks(table, valid, slots);
         let available = self.num_available();
         if needed > available {
             return Err(OutOfBlocks { needed, available });
         }
-        for _ in 0..needed {
-            let (block, state) = self.pool.next_victim().expect("counted above");
-            if state == BlockState::CachedIdle {
-                self.prefix.forget(block);
-                self.events.push(BlockEvent::Evict { block });
-            }
-            self.pool.allocate().expect("counted above");
-            let logical = table.num_blocks();
-            self.events.push(BlockEvent::Alloc { block, request: table.owner(), logical });
+        if slots > valid && self.must_copy(table, valid) {
+            self.copy_tail(table, valid);
+        }
+        while table.num_blocks() < self.blocks_for(slots) {
+            let block = self.take_block(table.owner(), table.num_blocks());
             table.push(block);
         }
         table.raise_slots(slots);
         Ok(needed)
     }
 
-    /// How long the table is, for [`KvCache::rewind`].
-    pub fn mark(&self, table: &BlockTable) -> TableMark {
-        TableMark { num_blocks: table.num_blocks(), slots: table.slots() }
+    /// How long the table is before a reservation from `valid` on, for [`KvCache::rewind`].
+    pub fn mark(&self, table: &BlockTable, valid: u32) -> TableMark {
+        let logical = valid / self.config.block_size;
+        let tail = table.ids().get(logical as usize).map(|&block| (logical, block));
+        TableMark { num_blocks: table.num_blocks(), slots: table.slots(), tail }
     }
 
     /// Puts a table back to its length before the step, beside [`KvCache::undo`] which takes the blocks back.
     pub fn rewind(&self, table: &mut BlockTable, mark: TableMark) {
         table.truncate(mark.num_blocks, mark.slots);
+        if let Some((logical, block)) = mark.tail {
+            table.replace(logical, block);
+        }
     }
 
     /// Takes all blocks back. Published ones stay findable, the last one being the next to be evicted.
@@ -279,7 +303,8 @@ impl KvCache {
     pub fn fill(&mut self, table: &BlockTable, from: u32, to: u32) {
         assert!(to <= table.slots(), "position {to} was written beyond the {} slots of the table", table.slots());
         let size = self.config.block_size;
-        for logical in from / size..self.blocks_for(to) {
+        let end = if from < to { self.blocks_for(to) } else { 0 };
+        for logical in from / size..end {
             let block = table.ids()[logical as usize];
             let filled = (to - logical * size).min(size);
             self.pool.fill(block, filled);
@@ -333,6 +358,8 @@ impl KvCache {
             evicted_this_step: header.evicted_this_step,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
+            partial_hit_tokens: header.partial_hit_tokens,
+            copied_blocks: header.copied_blocks,
         }
     }
 
@@ -404,12 +431,19 @@ impl KvCache {
     fn unhold_all(&mut self, table: &BlockTable) {
         let request = table.owner();
         for &block in table.ids().iter().rev() {
-            self.events.push(BlockEvent::Unref { block, request });
-            match self.pool.unhold(block) {
-                Unheld::StillHeld => {}
-                Unheld::Idle => self.events.push(BlockEvent::CacheIdle { block }),
-                Unheld::Freed => self.events.push(BlockEvent::Free { block }),
-            }
+            self.let_go(block, request);
         }
+    }
+
+    /// Takes a free block, or evicts the one idle for longest. The caller has counted what is available.
+    fn take_block(&mut self, request: RequestId, logical: u32) -> BlockId {
+        let (block, state) = self.pool.next_victim().expect("the caller counted the blocks it takes");
+        if state == BlockState::CachedIdle {
+            self.prefix.forget(block);
+            self.events.push(BlockEvent::Evict { block });
+        }
+        self.pool.allocate().expect("there is a next victim");
+        self.events.push(BlockEvent::Alloc { block, request, logical });
+        block
     }
 }

@@ -68,14 +68,26 @@ impl Scheduler {
 
     /// The step failed and may have written some of its slots: nothing is computed, but nothing that may have been
     /// overwritten comes back either. Rows keep their blocks, preempted requests stay in the queue, and the same
-    /// positions are planned again.
+    /// positions are planned again. A copy may be missing: its positions are computed again.
     pub fn abandon(&mut self, plan: &StepPlan) {
         self.close(plan);
+        self.abandon_copies();
         self.kv.commit();
         self.undo.clear();
         self.totals.preemptions += plan.preempted.len() as u64;
         self.end_deferred();
         self.verify();
+    }
+
+    fn abandon_copies(&mut self) {
+        for request in self.kv.copying().collect::<Vec<_>>() {
+            let idx = self.by_id[&request];
+            let seq = self.seqs[idx as usize].as_mut().expect("who copies is live until the step is over");
+            let slots = self.kv.cancel_copy(&mut seq.table).expect("this request copies");
+            self.kv.shorten(&mut seq.table, slots);
+            seq.num_computed = slots;
+            seq.num_valid = slots;
+        }
     }
 
     fn close(&mut self, plan: &StepPlan) {
@@ -102,8 +114,9 @@ impl Scheduler {
         self.totals.computed_tokens += u64::from(row.num_tokens);
         self.totals.recomputed_tokens += u64::from(to.min(seq.computed_peak).saturating_sub(row.from));
         seq.num_computed = to;
+        seq.num_valid = to;
         seq.computed_peak = seq.computed_peak.max(to);
-        self.kv.fill(&seq.table, row.from, to);
+        self.kv.fill(&seq.table, row.write_from, to);
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
             self.end(row.seq, Err(RunError::NotFinite { position: to }));
@@ -138,13 +151,14 @@ impl Scheduler {
                 seq.reset_progress();
                 self.waiting.push_front(idx);
             }
-            Undo::Preempt { seq: idx, at, slot, num_computed, table } => {
+            Undo::Preempt { seq: idx, at, slot, num_computed, num_valid, table } => {
                 assert_eq!(self.waiting.pop_front(), Some(idx), "preemptions are undone last to first");
                 assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
                 let table = self.kv.resume(table);
                 let seq = self.seq_mut(idx);
                 seq.table = table;
                 seq.num_computed = num_computed;
+                seq.num_valid = num_valid;
                 seq.preemptions -= 1;
                 seq.slot = Some(slot);
                 seq.status = super::SeqStatus::Running;

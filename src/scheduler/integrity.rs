@@ -1,7 +1,7 @@
 //! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
 
 use super::policy::{claimed_blocks, is_protected};
-use super::{CheckLevel, Scheduler, SeqIdx, SeqStatus, StepPlan};
+use super::{CheckLevel, PlanRow, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
 
 impl Scheduler {
@@ -10,7 +10,7 @@ impl Scheduler {
         let held = self.running().chain(self.waiting()).map(|seq| HeldTable {
             table: &seq.table,
             tokens: &seq.tokens,
-            num_computed: seq.num_computed,
+            num_valid: seq.num_valid,
             salt: seq.cache_salt,
         });
         self.kv.check_integrity(held)?;
@@ -53,11 +53,26 @@ impl Scheduler {
             if !in_order || row.num_tokens == 0 || row.to() > seq.num_tokens() {
                 return Err(format!("request {} is planned out of order: {row:?}", row.request));
             }
+            self.check_writes(row, seq)?;
             if row.to() > seq.table.slots() || row.wants_logits != (row.to() == seq.num_tokens()) {
                 return Err(format!("invariant 6: request {} is planned beyond its blocks: {row:?}", row.request));
             }
         }
         Ok(())
+    }
+
+    /// What a row writes, nobody else sees: so no two rows write the same slot.
+    fn check_writes(&self, row: &PlanRow, seq: &super::Sequence) -> Result<(), String> {
+        if row.write_from < row.from || row.write_from > row.to() || row.write_from != seq.num_valid {
+            return Err(format!("invariant 10: request {} writes out of order: {row:?}", row.request));
+        }
+        let size = self.kv.block_size();
+        let written = row.write_from / size..self.kv.blocks_for(row.to());
+        let mut blocks = seq.table.ids().iter().take(written.end as usize).skip(written.start as usize);
+        match blocks.find(|&&block| row.write_from < row.to() && !self.kv.is_writable(block)) {
+            Some(block) => Err(format!("invariant 9: request {} writes block {block}, which others see", row.request)),
+            None => Ok(()),
+        }
     }
 
     /// Asserts as much as the configuration asks for.
@@ -121,6 +136,11 @@ impl Scheduler {
             let (computed, tokens, max) = (seq.num_computed, seq.num_tokens(), seq.max_total);
             return Err(format!("invariant 6: request {id} computed {computed} of {tokens} tokens, at most {max}"));
         }
+        let is_last_found = seq.num_valid == seq.num_tokens() && seq.num_computed + 1 == seq.num_valid;
+        if seq.num_valid != seq.num_computed && !is_last_found {
+            let (computed, valid) = (seq.num_computed, seq.num_valid);
+            return Err(format!("invariant 6: request {id} computed {computed} positions, {valid} are there"));
+        }
         if seq.num_pending > 0 && self.in_flight.is_none() {
             return Err(format!("request {id} awaits a token, but no step is in flight"));
         }
@@ -161,6 +181,7 @@ pub struct SequenceView {
     pub slot: Option<u32>,
     pub num_tokens: u32,
     pub num_computed: u32,
+    pub num_valid: u32,
     pub num_pending: u32,
     pub slots: u32,
     pub blocks: Vec<u32>,
@@ -177,6 +198,7 @@ impl Scheduler {
             slot: seq.slot.map(|slot| slot.0),
             num_tokens: seq.num_tokens(),
             num_computed: seq.num_computed,
+            num_valid: seq.num_valid,
             num_pending: seq.num_pending,
             slots: seq.table.slots(),
             blocks: seq.table.ids().iter().map(|id| id.0).collect(),

@@ -10,6 +10,7 @@
 //! It does not look at text: the engine decides stop strings and calls [`Scheduler::finish`].
 
 mod commit;
+mod fork;
 mod integrity;
 mod plan;
 mod planner;
@@ -17,6 +18,7 @@ mod policy;
 mod sequence;
 
 pub use commit::{Committed, RowResult};
+pub use fork::{NewFork, QueuePlace};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, WaitReason};
 pub use planner::PlanInputs;
@@ -134,6 +136,13 @@ impl Scheduler {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
+        let idx = self.insert(new)?;
+        self.waiting.push_back(idx);
+        Ok(())
+    }
+
+    /// A sequence in the storage, not yet in the queue; refuses what can never fit.
+    fn insert(&mut self, new: NewSequence) -> Result<SeqIdx, RunError> {
         let max_total = self.max_total(&new)?;
         let chain = self.kv.new_chain(new.cache_salt);
         let id = new.id;
@@ -147,8 +156,7 @@ impl Scheduler {
         };
         self.seqs[idx as usize] = Some(seq);
         self.by_id.insert(id, idx);
-        self.waiting.push_back(idx);
-        Ok(())
+        Ok(idx)
     }
 
     /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the

@@ -2,6 +2,7 @@
 
 use super::SeqIdx;
 use crate::ids::{RequestId, SeqSlot};
+use crate::kv::BlockCopy;
 
 /// What a row of the batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct PlanRow {
     pub kind: RowKind,
     pub from: u32,
     pub num_tokens: u32,
+    /// K and V of positions before this one are there already: they are read, not written. At most `to()`.
+    pub write_from: u32,
     /// Blocks reserved for this row in this step.
     pub num_new_blocks: u32,
     /// The row reaches the last known token: the next one is sampled.
@@ -86,6 +89,8 @@ pub struct StepPlan {
     pub rows: Vec<PlanRow>,
     pub admitted: Vec<Admission>,
     pub preempted: Vec<Preemption>,
+    /// Done before anything is computed, in any order: no copy touches what another one reads or writes.
+    pub copies: Vec<BlockCopy>,
     /// The first of the queue with their reasons, at most [`super::MAX_REASONS`].
     pub waiting: Vec<(RequestId, WaitReason)>,
     pub num_running: u32,

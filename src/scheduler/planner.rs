@@ -5,7 +5,7 @@ use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
 };
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::{BlockTable, SuspendedTable, TableMark};
+use crate::kv::{BlockTable, PrefixHit, SuspendedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub struct PlanInputs {
 pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
     Admit { seq: SeqIdx, cached_tokens: Option<u32> },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, table: SuspendedTable },
+    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, num_valid: u32, table: SuspendedTable },
 }
 
 /// A plan being made.
-struct Draft {
-    plan: StepPlan,
+pub(super) struct Draft {
+    pub plan: StepPlan,
     budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
@@ -64,6 +64,7 @@ impl Scheduler {
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
         self.explain_waiting(&mut draft.plan, binding);
+        draft.plan.copies.extend(self.kv.copies());
         for row in &draft.plan.rows {
             let seq = self.seqs[row.seq as usize].as_mut().expect("planned rows are live");
             seq.num_pending = u32::from(row.wants_logits);
@@ -109,7 +110,7 @@ impl Scheduler {
     fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
         loop {
             let seq = self.seq(idx);
-            let needed = self.kv.blocks_for(seq.num_computed + num_tokens).saturating_sub(seq.table.num_blocks());
+            let needed = self.kv.needed_blocks(&seq.table, seq.num_valid, seq.num_computed + num_tokens);
             let own = policy::claimed_blocks(seq, &self.kv, &self.config);
             let others = draft.claimed - own;
             if needed == 0 || needed + others <= self.kv.num_available() {
@@ -129,9 +130,9 @@ impl Scheduler {
     fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
         let seq = self.seqs[idx as usize].as_mut().expect("planned rows are live");
         let claimed_before = policy::claimed_blocks(seq, &self.kv, &self.config);
-        let mark = self.kv.mark(&seq.table);
+        let mark = self.kv.mark(&seq.table, seq.num_valid);
         let to = seq.num_computed + num_tokens;
-        let num_new_blocks = self.kv.reserve(&mut seq.table, to).expect("room was made for the row");
+        let num_new_blocks = self.kv.reserve(&mut seq.table, seq.num_valid, to).expect("room was made for the row");
         self.undo.push(Undo::Grow { seq: idx, mark });
         let claimed_now = policy::claimed_blocks(seq, &self.kv, &self.config);
         draft.claimed = draft.claimed + claimed_now - claimed_before;
@@ -153,6 +154,7 @@ impl Scheduler {
             kind,
             from: seq.num_computed,
             num_tokens,
+            write_from: seq.num_valid,
             num_new_blocks,
             wants_logits: to == seq.num_tokens(),
         });
@@ -172,12 +174,15 @@ impl Scheduler {
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
-        let (slot, num_computed) = (seq.slot.expect("a running sequence has a slot"), seq.num_computed);
-        let table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
+        let (num_computed, num_valid) = (seq.num_computed, seq.num_valid);
+        let slot = seq.slot.expect("a running sequence has a slot");
+        let mut table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
+        // What it was to copy in this step is not copied.
+        self.kv.cancel_copy(&mut table);
         seq.reset_progress();
         seq.preemptions += 1;
         let table = self.kv.suspend(table);
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, table });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, num_valid, table });
         self.free_slots.push(slot);
         self.waiting.push_front(victim);
         draft.plan.preempted.push(Preemption {
@@ -198,12 +203,12 @@ impl Scheduler {
             let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
             // At least one token is computed, to get logits.
             let query_tokens = seq.num_tokens() - 1;
-            let hit = self.kv.lookup(&seq.chain, &seq.tokens, query_tokens / self.kv.block_size());
-            if let Some(leader) = self.computes_now(seq, hit.num_blocks, query_tokens, draft) {
+            let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
+            let (hit, parent) = self.found(seq, hit);
+            if let Some(leader) = self.computes_now(seq, hit, query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
             }
-            let cached_tokens = hit.num_blocks * self.kv.block_size();
-            let num_tokens = self.chunk(seq.num_tokens() - cached_tokens, draft);
+            let num_tokens = self.chunk(seq.num_tokens() - hit.tokens.min(query_tokens), draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
@@ -214,7 +219,8 @@ impl Scheduler {
             }
             self.waiting.pop_front();
             self.free_slots.pop();
-            self.join(idx, slot, query_tokens, num_tokens, draft);
+            self.attach(idx, hit, parent);
+            self.join(idx, slot, num_tokens, draft);
             promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
         }
         None
@@ -222,7 +228,11 @@ impl Scheduler {
 
     /// The request whose row computes, in this very step, the next block that `seq` needs: a step later it can be
     /// shared instead of computed twice. Such a row ends with the step, so that nobody waits for long.
-    fn computes_now(&self, seq: &Sequence, block_idx: u32, query_tokens: u32, draft: &Draft) -> Option<RequestId> {
+    fn computes_now(&self, seq: &Sequence, hit: PrefixHit, query_tokens: u32, draft: &Draft) -> Option<RequestId> {
+        if let Some(parent) = self.parent_computes_now(seq, hit, draft) {
+            return Some(parent);
+        }
+        let block_idx = hit.num_blocks;
         let block_end = (block_idx + 1) * self.kv.block_size();
         if !self.kv.shares_prefixes() || block_end > query_tokens {
             return None;
@@ -234,15 +244,13 @@ impl Scheduler {
         draft.plan.rows.iter().find(computes).map(|row| row.request)
     }
 
-    /// Moves a waiting sequence into the batch with the hit just looked up.
-    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, query_tokens: u32, num_tokens: u32, draft: &mut Draft) {
+    /// Moves a waiting sequence into the batch with the blocks that it was given.
+    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, num_tokens: u32, draft: &mut Draft) {
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
         self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
-        self.kv.attach(&mut seq.table, query_tokens);
-        let cached_tokens = seq.table.slots();
+        let cached_tokens = seq.num_computed;
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
-        seq.num_computed = cached_tokens;
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
         let joined = Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, is_resumed };

@@ -14,7 +14,7 @@ pub(super) fn is_protected(seq: &Sequence, config: &SchedulerConfig) -> bool {
 /// what its known tokens need.
 pub(super) fn promised_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    kv.blocks_for(tokens).saturating_sub(seq.table.num_blocks())
+    kv.needed_blocks(&seq.table, seq.num_valid, tokens)
 }
 
 /// Blocks that nobody but this sequence may take.
@@ -50,6 +50,8 @@ pub(super) fn may_join(
 ) -> Result<(), WaitReason> {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
     let needed = kv.blocks_for(tokens).saturating_sub(hit.num_blocks);
-    let available = room.available.saturating_sub(hit.num_idle + room.promised + room.watermark);
-    if needed > available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
+    // A hit may need no further block and yet take idle ones that are promised to others.
+    let taken = hit.num_idle + room.promised + room.watermark;
+    let available = room.available.saturating_sub(taken);
+    if needed + taken > room.available { Err(WaitReason::Blocks { needed, available }) } else { Ok(()) }
 }

@@ -22,6 +22,14 @@ pub struct NewSequence {
     pub cache_salt: u64,
 }
 
+/// Where a sequence may find blocks besides the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ForkOf {
+    pub parent: RequestId,
+    /// The first tokens that are the parent's.
+    pub keep_tokens: u32,
+}
+
 /// Where a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeqStatus {
@@ -53,6 +61,9 @@ pub struct Sequence {
     /// At most this many tokens, prompt included.
     pub(super) max_total: u32,
     pub(super) num_computed: u32,
+    /// Positions whose K and V the table's blocks hold: `num_computed`, or one more where the last known token came with
+    /// shared blocks and is computed only for its logits.
+    pub(super) num_valid: u32,
     /// The largest `num_computed` there ever was: what is below it and computed again is recompute.
     pub(super) computed_peak: u32,
     /// Tokens being sampled by the step in flight: planned with, but neither known nor hashed yet.
@@ -66,6 +77,7 @@ pub struct Sequence {
     pub(super) cached_tokens: Option<u32>,
     /// Set when the sequence is to end as soon as the step in flight is over.
     pub(super) is_ending: bool,
+    pub(super) fork_of: Option<ForkOf>,
     counts: Option<TokenCounts>,
 }
 
@@ -89,6 +101,7 @@ impl Sequence {
             num_prompt,
             max_total,
             num_computed: 0,
+            num_valid: 0,
             computed_peak: 0,
             num_pending: 0,
             status: SeqStatus::Waiting,
@@ -98,6 +111,7 @@ impl Sequence {
             preemptions: 0,
             cached_tokens: None,
             is_ending: false,
+            fork_of: None,
         };
         seq.chain.extend(&seq.tokens);
         seq
@@ -136,6 +150,11 @@ impl Sequence {
     /// Tokens that the step in flight samples for this sequence.
     pub fn num_pending(&self) -> u32 {
         self.num_pending
+    }
+
+    /// The request that this one was forked from.
+    pub fn parent(&self) -> Option<RequestId> {
+        self.fork_of.map(|fork| fork.parent)
     }
 
     /// Known tokens whose K and V are not in the cache yet; at least 1 while the sequence lives.
@@ -220,6 +239,7 @@ impl Sequence {
     /// Back to the state of a request that has not run, tokens kept.
     pub(super) fn reset_progress(&mut self) {
         self.num_computed = 0;
+        self.num_valid = 0;
         self.num_pending = 0;
         self.status = SeqStatus::Waiting;
         self.slot = None;

@@ -29,7 +29,7 @@ impl Mirror {
             BlockEvent::Unref { block, .. } => self.cells[block.idx()].refs -= 1,
             BlockEvent::CacheIdle { block } => self.cells[block.idx()].is_idle = true,
             BlockEvent::Evict { block } | BlockEvent::Free { block } => self.cells[block.idx()] = Cell::default(),
-            BlockEvent::Publish { .. } => {}
+            BlockEvent::Publish { .. } | BlockEvent::Copy { .. } => {}
         }
     }
 

@@ -10,6 +10,7 @@
 //! assert!(report.failures.is_empty(), "{:?}", report.failures);
 //! ```
 
+mod forks;
 mod mirror;
 mod oracle;
 mod rng;
@@ -51,6 +52,17 @@ pub struct WorldStats {
     pub abandoned_steps: u64,
     pub restarts: u64,
     pub protected: u64,
+    /// Branches and choices that started from a request that was live.
+    pub forks: u64,
+    pub forks_in_flight: u64,
+    pub forks_of_waiting: u64,
+    pub choices: u64,
+    pub copied_blocks: u64,
+    /// Of the released and abandoned steps: those that were to copy.
+    pub failed_copies: u64,
+    /// Rows that computed a token for its logits alone: all of its sequence was shared.
+    pub logits_only: u64,
+    pub partial_hit_tokens: u64,
 }
 
 /// A world that broke a rule; its seed replays it.
@@ -114,6 +126,14 @@ impl AddAssign for WorldStats {
             abandoned_steps,
             restarts,
             protected,
+            forks,
+            forks_in_flight,
+            forks_of_waiting,
+            choices,
+            copied_blocks,
+            failed_copies,
+            logits_only,
+            partial_hit_tokens,
         } = other;
         self.steps += steps;
         self.tokens += tokens;
@@ -134,5 +154,13 @@ impl AddAssign for WorldStats {
         self.abandoned_steps += abandoned_steps;
         self.restarts += restarts;
         self.protected += protected;
+        self.forks += forks;
+        self.forks_in_flight += forks_in_flight;
+        self.forks_of_waiting += forks_of_waiting;
+        self.choices += choices;
+        self.copied_blocks += copied_blocks;
+        self.failed_copies += failed_copies;
+        self.logits_only += logits_only;
+        self.partial_hit_tokens += partial_hit_tokens;
     }
 }

@@ -11,7 +11,7 @@ use crate::executor::{ExecError, Executor};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
-use crate::scheduler::{Ended, PlanInputs, Scheduler, StepPlan};
+use crate::scheduler::{Ended, NewSequence, PlanInputs, Scheduler, StepPlan};
 use std::time::Duration;
 
 /// No world needs as many steps.
@@ -33,26 +33,48 @@ pub fn run_world(seed: u64) -> Result<WorldStats, String> {
 }
 
 /// What has become of a request.
-struct Client {
-    expected: Option<Expected>,
-    output: Vec<TokenId>,
+pub(super) struct Client {
+    /// What it asked for, a fork with all its tokens.
+    pub new: NewSequence,
+    /// `None` when it must be refused.
+    pub expected: Option<Expected>,
+    pub output: Vec<TokenId>,
+    /// More than 1: forks follow once its prompt is computed.
+    pub num_choices: u32,
     stop_string: Option<StopString>,
     was_aborted: bool,
-    end: Option<Result<FinishReason, RunError>>,
+    pub end: Option<Result<FinishReason, RunError>>,
 }
 
-struct Run {
-    world: World,
-    rng: Rng,
-    scheduler: Scheduler,
+impl Client {
+    pub fn new(world: &World, new: NewSequence, stop_string: Option<StopString>) -> Self {
+        Client {
+            expected: (!oracle::is_impossible(world, &new)).then(|| oracle::alone(world, &new)),
+            new,
+            output: Vec::new(),
+            num_choices: 1,
+            stop_string,
+            was_aborted: false,
+            end: None,
+        }
+    }
+}
+
+pub(super) struct Run {
+    pub world: World,
+    pub rng: Rng,
+    pub scheduler: Scheduler,
     executor: PagedFake,
     batch: StepBatch,
     mirror: Mirror,
     /// Client i submitted request i + 1.
-    clients: Vec<Client>,
+    pub clients: Vec<Client>,
+    /// Of the world's requests.
+    num_arrived: usize,
+    pub num_forks: u32,
     step: u64,
     num_not_finite: u64,
-    stats: WorldStats,
+    pub stats: WorldStats,
 }
 
 impl Run {
@@ -73,6 +95,8 @@ impl Run {
             executor,
             batch: StepBatch::default(),
             clients: Vec::new(),
+            num_arrived: 0,
+            num_forks: 0,
             step: 0,
             num_not_finite: 0,
             stats: WorldStats { requests: world.requests.len() as u64, ..WorldStats::default() },
@@ -82,12 +106,13 @@ impl Run {
     }
 
     fn has_work(&self) -> bool {
-        self.scheduler.has_work() || self.clients.len() < self.world.requests.len()
+        self.scheduler.has_work() || self.num_arrived < self.world.requests.len()
     }
 
     fn step(&mut self) -> Result<(), String> {
         self.step += 1;
         self.arrivals()?;
+        self.random_fork(false)?;
         self.random_abort();
         self.read_ends()?;
         let fault = self.draw_fault();
@@ -109,6 +134,7 @@ impl Run {
             Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
             Err(_) => {
                 self.stats.released_steps += 1;
+                self.stats.failed_copies += u64::from(!plan.copies.is_empty());
                 self.scheduler.release(&plan);
                 if before.is_some_and(|before| before != self.scheduler.state()) {
                     return Err("a step that never ran left a trace".into());
@@ -118,6 +144,7 @@ impl Run {
         };
         // Clients come, go and finish while the step is in flight.
         self.arrivals()?;
+        self.random_fork(true)?;
         self.random_abort();
         self.stop_strings(true);
         match self.executor.wait(handle) {
@@ -126,6 +153,7 @@ impl Run {
                 for row in &committed.rows {
                     if let Some(token) = row.token {
                         self.receive(row.request, token)?;
+                        self.fork_choices(row.request)?;
                     }
                 }
                 self.stop_strings(false);
@@ -134,6 +162,7 @@ impl Run {
             Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
             Err(_) => {
                 self.stats.abandoned_steps += 1;
+                self.stats.failed_copies += u64::from(!plan.copies.is_empty());
                 self.scheduler.abandon(&plan);
             }
         }
@@ -141,32 +170,37 @@ impl Run {
     }
 
     fn arrivals(&mut self) -> Result<(), String> {
-        while let Some(request) = self.world.requests.get(self.clients.len()) {
+        while let Some(request) = self.world.requests.get(self.num_arrived) {
             if request.arrives_at > self.step {
                 break;
             }
-            let new = request.new.clone();
-            let is_impossible = oracle::is_impossible(&self.world, &new);
-            let mut client = Client {
-                expected: (!is_impossible).then(|| oracle::alone(&self.world, &new)),
-                output: Vec::new(),
-                stop_string: request.stop_string,
-                was_aborted: false,
-                end: None,
-            };
-            match self.scheduler.add(new) {
-                Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
-                Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
-                    return Err(format!("a request that fits was refused: {error}"));
-                }
-                Ok(()) => {}
-                Err(error) => {
-                    self.stats.refused += 1;
-                    client.end = Some(Err(error));
-                }
+            self.num_arrived += 1;
+            let (new, num_choices, stop_string) = (request.new.clone(), request.num_choices, request.stop_string);
+            self.submit(new, stop_string)?;
+            if let Some(client) = self.clients.last_mut() {
+                client.num_choices = num_choices;
             }
-            self.clients.push(client);
         }
+        Ok(())
+    }
+
+    /// A new client, with the next id.
+    pub fn submit(&mut self, new: NewSequence, stop_string: Option<StopString>) -> Result<(), String> {
+        let new = NewSequence { id: RequestId(self.clients.len() as u64 + 1), ..new };
+        let mut client = Client::new(&self.world, new.clone(), stop_string);
+        let is_impossible = client.expected.is_none();
+        match self.scheduler.add(new) {
+            Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
+            Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
+                return Err(format!("a request that fits was refused: {error}"));
+            }
+            Ok(()) => {}
+            Err(error) => {
+                self.stats.refused += 1;
+                client.end = Some(Err(error));
+            }
+        }
+        self.clients.push(client);
         Ok(())
     }
 
@@ -232,6 +266,7 @@ impl Run {
         self.stats.steps += 1;
         self.stats.preemptions += plan.preempted.len() as u64;
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
+        self.stats.logits_only += plan.rows.iter().filter(|row| row.write_from == row.to()).count() as u64;
         self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
         let counts = self.scheduler.kv().counts();
         self.stats.evictions += u64::from(counts.evicted_this_step);
@@ -282,7 +317,10 @@ impl Run {
     }
 
     fn collect_totals(&mut self) {
-        self.stats.hit_tokens += self.scheduler.kv().counts().hit_tokens;
+        let counts = self.scheduler.kv().counts();
+        self.stats.hit_tokens += counts.hit_tokens;
+        self.stats.partial_hit_tokens += counts.partial_hit_tokens;
+        self.stats.copied_blocks += counts.copied_blocks;
     }
 
     /// Invariant 18, and every client was told of its end.

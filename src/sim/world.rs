@@ -17,6 +17,7 @@ pub(super) struct World {
     /// Chance in percent per step.
     pub fault_percent: u32,
     pub abort_percent: u32,
+    pub fork_percent: u32,
     /// The budget of a step is drawn anew each time.
     pub varies_budget: bool,
 }
@@ -25,6 +26,7 @@ pub(super) struct World {
 pub(super) struct Request {
     pub arrives_at: u64,
     pub new: NewSequence,
+    pub num_choices: u32,
     pub stop_string: Option<StopString>,
 }
 
@@ -61,16 +63,18 @@ impl World {
             requests: Vec::new(),
             fault_percent: if rng.percent(50) { 0 } else { rng.range(1, 12) },
             abort_percent: if rng.percent(50) { 0 } else { rng.range(1, 8) },
+            fork_percent: if rng.percent(60) { 0 } else { rng.range(1, 12) },
             varies_budget: rng.percent(40),
         };
         let prefixes: Vec<Vec<TokenId>> = (0..3).map(|_| world.prefix(rng)).collect();
         let mut arrives_at = 0;
-        for id in 0..rng.range(2, 18) {
+        for _ in 0..rng.range(2, 18) {
             arrives_at += if rng.percent(50) { 0 } else { u64::from(rng.range(0, 10)) };
-            let new = world.sequence(RequestId(u64::from(id) + 1), &prefixes, rng);
+            let new = world.sequence(&prefixes, rng);
             let stop_string =
                 rng.percent(20).then(|| StopString { after_tokens: rng.range(1, 10), in_flight: rng.percent(50) });
-            world.requests.push(Request { arrives_at, new, stop_string });
+            let num_choices = if rng.percent(85) { 1 } else { rng.range(2, 5) };
+            world.requests.push(Request { arrives_at, new, num_choices, stop_string });
         }
         world
     }
@@ -82,8 +86,15 @@ impl World {
         (0..len).map(|_| rng.range(0, self.vocab_size - 1)).collect()
     }
 
-    fn sequence(&self, id: RequestId, prefixes: &[Vec<TokenId>], rng: &mut Rng) -> NewSequence {
-        let mut prompt = if rng.percent(70) { prefixes[rng.range(0, 2) as usize].clone() } else { Vec::new() };
+    /// A request that goes on from another one; its id and its own tokens come later.
+    pub fn branch(&self, rng: &mut Rng) -> NewSequence {
+        NewSequence { prompt: Vec::new(), ..self.sequence(&[], rng) }
+    }
+
+    /// The id is given on arrival.
+    fn sequence(&self, prefixes: &[Vec<TokenId>], rng: &mut Rng) -> NewSequence {
+        let prefix = rng.percent(70).then(|| rng.range(0, 2) as usize);
+        let mut prompt = prefix.and_then(|at| prefixes.get(at).cloned()).unwrap_or_default();
         let suffix = if rng.percent(15) { 0 } else { rng.range(1, 12) };
         prompt.extend((0..suffix).map(|_| rng.range(0, self.vocab_size - 1)));
         let least = u32::from(rng.percent(95));
@@ -91,7 +102,7 @@ impl World {
         let max_tokens = if rng.percent(85) { Some(rng.range(least, most)) } else { None };
         let stop_token_ids = (0..rng.range(0, 2)).map(|_| rng.range(0, self.vocab_size - 1)).collect();
         NewSequence {
-            id,
+            id: RequestId(0),
             prompt,
             sampling: self.sampling(rng),
             seed: rng.next(),

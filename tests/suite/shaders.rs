@@ -7,7 +7,9 @@ use std::path::Path;
 use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
-use kvasir::kernels::{attention, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants};
+use kvasir::kernels::{
+    attention, copy_blocks, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants,
+};
 
 struct Variant {
     name: String,
@@ -123,6 +125,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("penalties", logits()),
         ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
         ("sample", logits()),
+        ("copy_blocks", mirror!(copy_blocks::Params: words)),
         ("embed", mirror!(embed::Params: first_row num_rows stride)),
         ("matmul_f32", product()),
         ("matmul_i8", product()),
@@ -174,6 +177,8 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         ("fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[", header::BIAS_START),
         ("fn bias(idx: u32) -> vec2<u32> { let at = step_meta[", header::BIASES),
         ("fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[", header::SLOT_OF_ROW),
+        ("fn num_copies() -> u32 { return step_meta[", header::NUM_COPIES),
+        ("fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[", header::COPIES),
     ] {
         assert!(text.contains(&format!("{call}{word}]")), "{call}{word}]");
     }

@@ -54,6 +54,13 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("abandoned steps", stats.abandoned_steps),
         ("restarts", stats.restarts),
         ("protected requests", stats.protected),
+        ("forks", stats.forks),
+        ("forks while in flight", stats.forks_in_flight),
+        ("forks of waiting requests", stats.forks_of_waiting),
+        ("choices", stats.choices),
+        ("copied blocks", stats.copied_blocks),
+        ("failed steps that copy", stats.failed_copies),
+        ("tokens computed for their logits alone", stats.logits_only),
     ];
     for (what, count) in counted {
         assert!(count > 0 || worlds < 1_000, "{worlds} worlds had no {what}");

@@ -8,6 +8,7 @@ use super::weights::{LayerWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention, RowKinds};
 use crate::kernels::context::{Activations, KernelContext, RowCount};
+use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::{KvFormat, KvLayout};
 use crate::kernels::logprobs::{self, Logprobs};
@@ -28,6 +29,7 @@ use crate::model::spec::{ModelSpec, RopePairing};
 pub struct StepShape {
     pub num_tokens: u32,
     pub num_logits: u32,
+    pub num_copies: u32,
     pub kinds: RowKinds,
     pub has_penalties: bool,
     pub has_logprobs: bool,
@@ -50,6 +52,7 @@ struct Layer {
 
 /// The whole pass.
 pub struct Forward {
+    copy_blocks: CopyBlocks,
     embed: Embed,
     layers: Vec<Layer>,
     output_norm: Vec<Norm>,
@@ -89,6 +92,8 @@ struct Builder<'a> {
     cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
+    /// K and V of all layers.
+    pools: Vec<BufferSlice>,
 }
 
 impl Forward {
@@ -100,7 +105,7 @@ impl Forward {
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
-        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
+        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new(), pools: Vec::new() };
         let scratch = b.scratch(weights)?;
         let table = b.rope_table()?;
         let layers = (0..spec.num_layers as usize)
@@ -113,6 +118,7 @@ impl Forward {
     /// Everything from token ids to logits and, if `samples`, to tokens.
     pub fn record(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
         let n = shape.num_tokens;
+        self.copy_blocks.record(recording, shape.num_copies);
         self.embed.record(recording, n);
         for layer in &self.layers {
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
@@ -153,6 +159,7 @@ impl Forward {
             let shape = StepShape {
                 num_tokens: tokens,
                 num_logits: tokens.min(self.max_logits),
+                num_copies: 1,
                 kinds: RowKinds { single: true, several: true },
                 has_penalties: true,
                 has_logprobs: true,
@@ -204,6 +211,16 @@ impl Builder<'_> {
         if self.cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
     }
 
+    fn kv_layout(&self) -> KvLayout {
+        KvLayout {
+            num_blocks: self.cfg.num_blocks,
+            block_size: self.cfg.block_size,
+            num_kv_heads: self.spec.num_kv_heads,
+            head_dim: self.spec.head_dim,
+            format: self.kv_format(),
+        }
+    }
+
     fn rope_shape(&self) -> rope_kv_write::Shape {
         rope_kv_write::Shape {
             num_heads: self.spec.num_heads,
@@ -244,15 +261,10 @@ impl Builder<'_> {
         table: &BufferSlice,
     ) -> Result<Layer, LoadError> {
         let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
-        let kv = KvLayout {
-            num_blocks: self.cfg.num_blocks,
-            block_size: self.cfg.block_size,
-            num_kv_heads: self.spec.num_kv_heads,
-            head_dim: self.spec.head_dim,
-            format: self.kv_format(),
-        };
+        let kv = self.kv_layout();
         let k_cache = self.gpu.alloc(&format!("layer {l} keys"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
         let v_cache = self.gpu.alloc(&format!("layer {l} values"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
+        self.pools.extend([k_cache.clone(), v_cache.clone()]);
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
@@ -392,7 +404,10 @@ impl Builder<'_> {
         let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix))?;
         let params = sample::Params { vocab, stride: logits_stride };
         let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
+        let pools = std::mem::take(&mut self.pools);
+        let block_bytes = self.kv_layout().buffer_bytes() / u64::from(self.cfg.num_blocks);
         Ok(Forward {
+            copy_blocks: CopyBlocks::new(&mut self.context(), &pools, block_bytes)?,
             embed,
             layers,
             output_norm: self.norm(&weights.output_norm, scratch, &last, RowCount::Logits)?,

@@ -152,6 +152,7 @@ impl WgpuExecutor {
         let shape = StepShape {
             num_tokens: batch.num_tokens() as u32,
             num_logits: batch.num_logits() as u32,
+            num_copies: batch.copies.len() as u32,
             kinds: RowKinds::of(&batch.row_start),
             has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
@@ -280,7 +281,8 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
     let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
     let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
     let most_biases = 1024;
-    let per_row = blocks + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    let copy = 2;
+    let per_row = blocks + copy + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
     step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row
 }
 

@@ -1,0 +1,107 @@
+//! Requests that start as the beginning of another one and share its blocks.
+//!
+//! Guarantees: a fork computes what it would compute alone, whatever becomes of its parent: while the parent runs, the
+//! fork joins with the parent's blocks; when the parent waits, ended or was preempted, it joins with what the prefix
+//! cache has of the same tokens, and computes the rest. A fork that waits holds no block. Only whole blocks stay shared:
+//! the block that parent and fork go on in differently is copied as the fork joins.
+
+use super::planner::Draft;
+use super::sequence::ForkOf;
+use super::{NewSequence, Scheduler, SeqIdx, SeqStatus, Sequence, Undo};
+use crate::ids::RequestId;
+use crate::kv::PrefixHit;
+use crate::protocol::RunError;
+
+/// What [`Scheduler::fork`] takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewFork {
+    /// So many of the parent's first tokens come before the fork's own `prompt`; at most as many as it has. Together they
+    /// are the fork's prompt.
+    pub keep_tokens: u32,
+    /// The fork's own part. `cache_salt` is taken from the parent; `prompt` may be empty when tokens are kept.
+    pub sequence: NewSequence,
+    pub place: QueuePlace,
+}
+
+/// Where in the queue a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueuePlace {
+    /// Before all others: for what belongs to a request that was admitted already.
+    Front,
+    Back,
+}
+
+impl Scheduler {
+    /// Queues a request that begins like the live request `parent`, or refuses it as [`Scheduler::add`] does. Allowed
+    /// while a step is in flight: the tokens that the parent has now count, not the one being sampled.
+    ///
+    /// Panics when the parent is not live or has fewer tokens.
+    pub fn fork(&mut self, parent: RequestId, fork: NewFork) -> Result<(), RunError> {
+        let NewFork { keep_tokens, sequence: mut new, place } = fork;
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        let source = self.get(parent).unwrap_or_else(|| panic!("request {parent} is forked, but not live"));
+        assert!(keep_tokens <= source.num_tokens(), "{keep_tokens} of {} tokens are kept", source.num_tokens());
+        if place == QueuePlace::Back && self.waiting.len() >= self.config.max_waiting as usize {
+            return Err(RunError::QueueFull { limit: self.config.max_waiting });
+        }
+        new.cache_salt = source.cache_salt;
+        new.prompt.splice(0..0, source.tokens[..keep_tokens as usize].iter().copied());
+        let idx = self.insert(new)?;
+        self.seq_mut(idx).fork_of = Some(ForkOf { parent, keep_tokens });
+        match place {
+            QueuePlace::Back => self.waiting.push_back(idx),
+            QueuePlace::Front => {
+                // Behind those whom the step in flight put back: undoing it takes them from the front.
+                let is_preemption = |undo: &&Undo| matches!(undo, Undo::Preempt { .. });
+                let at = self.undo.iter().filter(is_preemption).count();
+                self.waiting.insert(at, idx);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a waiting sequence can join with: the blocks of its running parent where they hold more than the prefix cache
+    /// has, `hit`.
+    pub(super) fn found(&self, seq: &Sequence, hit: PrefixHit) -> (PrefixHit, Option<SeqIdx>) {
+        let Some((idx, tokens)) = self.shared_with_parent(seq) else { return (hit, None) };
+        if tokens <= hit.tokens {
+            return (hit, None);
+        }
+        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0 }, Some(idx))
+    }
+
+    /// Gives a sequence that joins the blocks that were found for it.
+    pub(super) fn attach(&mut self, idx: SeqIdx, hit: PrefixHit, parent: Option<SeqIdx>) {
+        let mut table = std::mem::take(&mut self.seq_mut(idx).table);
+        let query_tokens = self.seq(idx).num_tokens() - 1;
+        match parent {
+            None => self.kv.attach(&mut table, hit, query_tokens),
+            Some(parent) => {
+                let parent = self.seqs[parent as usize].as_ref().expect("the parent runs");
+                self.kv.share(&mut table, &parent.table, hit.tokens);
+                self.kv.own_tail(&mut table, hit.tokens);
+            }
+        }
+        let seq = self.seq_mut(idx);
+        seq.table = table;
+        seq.num_valid = hit.tokens;
+        seq.num_computed = hit.tokens.min(query_tokens);
+    }
+
+    /// The running parent whose row computes, in this very step, tokens that `seq` shares: a step later it need not
+    /// compute them.
+    pub(super) fn parent_computes_now(&self, seq: &Sequence, hit: PrefixHit, draft: &Draft) -> Option<RequestId> {
+        let fork = seq.fork_of?;
+        let gains = |from: u32| from < fork.keep_tokens.min(seq.num_tokens() - 1) && hit.tokens <= from;
+        draft.plan.rows.iter().find(|row| row.request == fork.parent && gains(row.from)).map(|row| row.request)
+    }
+
+    /// The running parent, and how many of its computed positions the sequence shares.
+    fn shared_with_parent(&self, seq: &Sequence) -> Option<(SeqIdx, u32)> {
+        let fork = seq.fork_of?;
+        let idx = *self.by_id.get(&fork.parent)?;
+        let parent = self.seq(idx);
+        let tokens = fork.keep_tokens.min(parent.num_computed);
+        (parent.status == SeqStatus::Running && tokens > 0).then_some((idx, tokens))
+    }
+}
