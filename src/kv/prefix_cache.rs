@@ -14,7 +14,7 @@ const ROOT: u64 = 0;
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the salt's hash. Grows with the sequence's tokens and survives preemption.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PrefixChain {
     salt: u64,
     hash_mask: u64,

@@ -1,5 +1,6 @@
 //! After a step: apply what it gave, or take it back.
 
+use super::gang::{GangAdvance, GangNext};
 use super::planner::Undo;
 use super::{PlanRow, RowKind, Scheduler, StepPlan};
 use crate::ids::{RequestId, SeqSlot, TokenId};
@@ -34,6 +35,18 @@ impl Scheduler {
     /// `sampled` and `not_finite` have one entry per row that wants logits, in plan order; a row that is not finite ends
     /// with an error, and the blocks that it read are never shared again.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[TokenId], not_finite: &[bool]) -> Committed {
+        self.commit_gangs(plan, sampled, not_finite, &[])
+    }
+
+    /// [`Self::commit`] where the plan has [`Self::gang_rows`]: what is sampled in them is not used; the search says with
+    /// `advances` how each gang goes on. A gang with a row that is not finite ends with an error.
+    pub fn commit_gangs(
+        &mut self,
+        plan: &StepPlan,
+        sampled: &[TokenId],
+        not_finite: &[bool],
+        advances: &[GangAdvance],
+    ) -> Committed {
         self.close(plan);
         assert_eq!(sampled.len(), plan.num_logits(), "one sampled token per row that wants logits");
         assert_eq!(not_finite.len(), sampled.len(), "one flag per sampled token");
@@ -50,9 +63,26 @@ impl Scheduler {
             result.logit_idx = logit_idx.map(|l| l as u32);
             committed.rows.push(result);
         }
+        self.advance_gangs(plan, not_finite, advances);
         self.end_deferred();
         self.verify();
         committed
+    }
+
+    fn advance_gangs(&mut self, plan: &StepPlan, not_finite: &[bool], advances: &[GangAdvance]) {
+        for rows in self.gang_rows(plan) {
+            let leader = self.by_id[&rows.gang];
+            if rows.logits.iter().any(|&l| not_finite[l]) {
+                let position = self.seq(leader).num_tokens();
+                self.end(leader, Err(RunError::NotFinite { position }));
+                continue;
+            }
+            let advance = advances.iter().find(|advance| advance.gang == rows.gang);
+            match &advance.unwrap_or_else(|| panic!("nobody says how search {} goes on", rows.gang)).next {
+                GangNext::Beams(children) => self.advance_gang(rows.gang, children),
+                GangNext::End(reason) => self.end(leader, Ok(reason.clone())),
+            }
+        }
     }
 
     /// The step did not run and nothing was written: the state is again as before [`Scheduler::plan_step`].
@@ -119,6 +149,9 @@ impl Scheduler {
         self.kv.fill(&seq.table, row.write_from, to);
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
+            if seq.gang.is_some() {
+                return result;
+            }
             self.end(row.seq, Err(RunError::NotFinite { position: to }));
             return result;
         }
@@ -126,7 +159,7 @@ impl Scheduler {
             return result;
         }
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
-        if let Some((token, _)) = sampled {
+        if let (Some((token, _)), None) = (sampled, seq.gang) {
             result.token = Some(token);
             result.finish = seq.append(token);
             if let Some(reason) = result.finish.clone() {
@@ -138,6 +171,12 @@ impl Scheduler {
 
     fn apply(&mut self, undo: Undo) {
         match undo {
+            gang @ (Undo::Unfold { .. }
+            | Undo::Fold { .. }
+            | Undo::TakeSpareSlots { .. }
+            | Undo::GiveSpareSlots { .. }) => {
+                self.apply_gang(gang);
+            }
             Undo::Grow { seq: idx, mark } => {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.kv.rewind(&mut seq.table, mark);

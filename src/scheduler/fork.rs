@@ -101,7 +101,9 @@ impl Scheduler {
         let fork = seq.fork_of?;
         let idx = *self.by_id.get(&fork.parent)?;
         let parent = self.seq(idx);
-        let tokens = fork.keep_tokens.min(parent.num_computed);
+        // Beams change their tokens behind the prompt from step to step.
+        let lasting = if parent.gang.is_some() { parent.num_prompt } else { fork.keep_tokens };
+        let tokens = fork.keep_tokens.min(lasting).min(parent.num_computed);
         (parent.status == SeqStatus::Running && tokens > 0).then_some((idx, tokens))
     }
 }

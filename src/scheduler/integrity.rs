@@ -1,6 +1,6 @@
 //! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
 
-use super::policy::{claimed_blocks, is_protected};
+use super::policy::is_protected;
 use super::{CheckLevel, PlanRow, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
 
@@ -16,10 +16,11 @@ impl Scheduler {
         self.kv.check_integrity(held)?;
         self.check_partition()?;
         self.check_slots()?;
-        for seq in self.running().chain(self.waiting()) {
+        self.check_gangs()?;
+        for seq in self.seqs.iter().flatten() {
             self.check_sequence(seq)?;
         }
-        let claimed: u32 = self.running().map(|seq| claimed_blocks(seq, &self.kv, &self.config)).sum();
+        let claimed = self.total_claimed();
         if claimed > self.kv.num_available() {
             let available = self.kv.num_available();
             return Err(format!(
@@ -34,7 +35,9 @@ impl Scheduler {
         if plan.num_tokens() > plan.budget || plan.budget > self.config.max_tokens_per_step {
             return Err(format!("invariant 12: {} tokens are planned within {}", plan.num_tokens(), plan.budget));
         }
-        if plan.rows.is_empty() && plan.budget > 0 && self.has_work() {
+        // The beams of a search step together or not at all.
+        let is_too_small = |seq: &super::Sequence| self.is_gang_over_budget(seq, plan.budget);
+        if plan.rows.is_empty() && plan.budget > 0 && self.has_work() && !self.running().any(is_too_small) {
             return Err(format!("invariant 14: step {} has work and budget, but no row", plan.step));
         }
         if !plan.preempted.is_empty() && !plan.admitted.is_empty() {
@@ -97,7 +100,12 @@ impl Scheduler {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
         let waiting = self.waiting.iter().map(|idx| (*idx, SeqStatus::Waiting));
-        for (idx, status) in running.chain(waiting) {
+        // Beams that wait for their leader are in no list.
+        let is_folded = |seq: &super::Sequence| seq.is_follower() && seq.status == SeqStatus::Waiting;
+        let folded = self.by_id.values().filter(|idx| is_folded(self.seq(**idx)));
+        let folded: Vec<(SeqIdx, SeqStatus)> = folded.map(|idx| (*idx, SeqStatus::Waiting)).collect();
+        let num_folded = folded.len();
+        for (idx, status) in running.chain(waiting).chain(folded) {
             times_seen[idx as usize] += 1;
             if self.seqs[idx as usize].as_ref().is_none_or(|seq| seq.status != status) {
                 return Err(format!("invariant 13: place {idx} is listed as {status:?}, but is not"));
@@ -108,7 +116,7 @@ impl Scheduler {
                 return Err(format!("invariant 13: request {id} is listed {} times", times_seen[*idx as usize]));
             }
         }
-        let num_listed = self.running.len() + self.waiting.len();
+        let num_listed = self.running.len() + self.waiting.len() + num_folded;
         let num_live = self.seqs.iter().flatten().count();
         if num_listed != self.by_id.len() || num_live != num_listed || num_live + self.vacant.len() != self.seqs.len() {
             return Err(format!("invariant 13: {num_live} sequences live, {num_listed} are listed"));
@@ -119,7 +127,8 @@ impl Scheduler {
     fn check_slots(&self) -> Result<(), String> {
         let mut is_taken = vec![false; self.config.max_num_seqs as usize];
         let taken = self.running().filter_map(|seq| seq.slot);
-        for slot in taken.chain(self.free_slots.iter().copied()) {
+        let spare = self.gangs.values().flat_map(|gang| gang.spare_slots.iter().copied());
+        for slot in taken.chain(self.free_slots.iter().copied()).chain(spare) {
             if std::mem::replace(&mut is_taken[slot.idx()], true) {
                 return Err(format!("slot {slot} is in use twice, or in use and free"));
             }
@@ -171,6 +180,8 @@ pub struct StateView {
     pub counts: crate::kv::KvCounts,
     pub totals: super::Totals,
     pub places: Vec<SeqIdx>,
+    /// By id: beams in the order of their search, and spare slots.
+    pub gangs: Vec<(u64, Vec<SeqIdx>, Vec<u32>)>,
 }
 
 /// One sequence in a [`StateView`].
@@ -205,6 +216,11 @@ impl Scheduler {
             preemptions: seq.preemptions,
             cached_tokens: seq.cached_tokens,
         };
+        let gang = |(id, gang): (&crate::ids::RequestId, &super::Gang)| {
+            (id.0, gang.members.clone(), gang.spare_slots.iter().map(|slot| slot.0).collect())
+        };
+        let mut gangs: Vec<_> = self.gangs.iter().map(gang).collect();
+        gangs.sort_unstable();
         StateView {
             sequences: self.running().chain(self.waiting()).map(view).collect(),
             free_slots: self.free_slots.iter().map(|slot| slot.0).collect(),
@@ -213,6 +229,7 @@ impl Scheduler {
             eviction_order: self.kv.eviction_order().map(|id| id.0).collect(),
             counts: self.kv.counts(),
             totals: self.totals,
+            gangs,
             places: self.running.iter().chain(&self.waiting).copied().collect(),
         }
     }

@@ -11,6 +11,7 @@
 
 mod commit;
 mod fork;
+mod gang;
 mod integrity;
 mod plan;
 mod planner;
@@ -19,6 +20,7 @@ mod sequence;
 
 pub use commit::{Committed, RowResult};
 pub use fork::{NewFork, QueuePlace};
+pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, WaitReason};
 pub use planner::PlanInputs;
@@ -27,6 +29,7 @@ pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockTable, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
+use gang::Gang;
 use planner::Undo;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
@@ -91,6 +94,8 @@ pub struct Scheduler {
     seqs: Vec<Option<Sequence>>, // by SeqIdx
     vacant: Vec<SeqIdx>,
     by_id: FxHashMap<RequestId, SeqIdx>,
+    /// By the leader's id.
+    gangs: FxHashMap<RequestId, Gang>,
     running: Vec<SeqIdx>,
     waiting: VecDeque<SeqIdx>,
     free_slots: Vec<SeqSlot>,
@@ -117,6 +122,7 @@ impl Scheduler {
             seqs: Vec::new(),
             vacant: Vec::new(),
             by_id: FxHashMap::default(),
+            gangs: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
             free_slots: all_slots(config.max_num_seqs),
@@ -145,8 +151,12 @@ impl Scheduler {
     fn insert(&mut self, new: NewSequence) -> Result<SeqIdx, RunError> {
         let max_total = self.max_total(&new)?;
         let chain = self.kv.new_chain(new.cache_salt);
-        let id = new.id;
-        let seq = Sequence::new(new, chain, max_total);
+        Ok(self.place(Sequence::new(new, chain, max_total)))
+    }
+
+    /// Stores a sequence.
+    fn place(&mut self, seq: Sequence) -> SeqIdx {
+        let id = seq.id;
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
             None => {
@@ -156,7 +166,7 @@ impl Scheduler {
         };
         self.seqs[idx as usize] = Some(seq);
         self.by_id.insert(id, idx);
-        Ok(idx)
+        idx
     }
 
     /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the
@@ -167,8 +177,10 @@ impl Scheduler {
 
     /// Ends a request for a reason that the scheduler cannot see, such as a stop string. A token that the step in flight
     /// samples for it is dropped, and what that step computes for it is not published. False when it is not live.
+    /// Any beam of a search stands for all of it.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
-        let Some(&idx) = self.by_id.get(&id) else { return false };
+        let Some(id) = self.by_id.get(&id).map(|idx| self.party(*idx)) else { return false };
+        let idx = self.by_id[&id];
         if self.in_flight.is_none() {
             self.end(idx, Ok(reason));
             return true;
@@ -178,6 +190,9 @@ impl Scheduler {
             return false;
         }
         seq.is_ending = true;
+        for member in self.gangs.get(&id).map_or(Vec::new(), |gang| gang.members.clone()) {
+            self.seq_mut(member).is_ending = true;
+        }
         self.deferred.push((id, reason));
         true
     }
@@ -202,7 +217,8 @@ impl Scheduler {
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
         live.sort_unstable();
         self.running.clear();
-        self.waiting = live.iter().map(|(_, idx)| *idx).collect();
+        self.waiting = live.iter().map(|(_, idx)| *idx).filter(|idx| !self.seq(*idx).is_follower()).collect();
+        self.gangs.values_mut().for_each(|gang| gang.spare_slots.clear());
         let total = self.kv.num_usable();
         for (id, idx) in live {
             let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
@@ -213,7 +229,13 @@ impl Scheduler {
             if seq.stop.max_tokens.is_none() {
                 seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
             }
-            let needed = self.kv.blocks_for(seq.max_total.max(seq.num_tokens() + 1));
+            let (gang, is_bounded) = (seq.gang, seq.stop.max_tokens.is_some());
+            let mut needed = self.kv.blocks_for(seq.max_total.max(seq.num_tokens() + 1));
+            match gang {
+                Some(gang) if gang == id => needed = self.refit_gang(id, is_bounded),
+                Some(_) => continue,
+                None => {}
+            }
             if needed > total {
                 self.end(idx, Err(RunError::NeverFits { needed, total }));
             }
@@ -299,6 +321,9 @@ impl Scheduler {
     /// Takes a sequence out of queue or batch and gives its blocks back.
     fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
         assert!(self.in_flight.is_none(), "a sequence ends between steps");
+        if let Some(gang) = self.seq(idx).gang {
+            self.disband(gang);
+        }
         let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),

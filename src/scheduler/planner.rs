@@ -25,12 +25,16 @@ pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
     Admit { seq: SeqIdx, cached_tokens: Option<u32> },
     Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, num_valid: u32, table: SuspendedTable },
+    Unfold { seq: SeqIdx },
+    Fold { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, num_valid: u32, table: SuspendedTable },
+    TakeSpareSlots { gang: RequestId },
+    GiveSpareSlots { gang: RequestId, slots: Vec<SeqSlot> },
 }
 
 /// A plan being made.
 pub(super) struct Draft {
     pub plan: StepPlan,
-    budget_left: u32,
+    pub budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
     /// Blocks kept for protected sequences.
@@ -57,8 +61,9 @@ impl Scheduler {
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
-            claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
+            claimed: self.total_claimed(),
         };
+        self.unfold_gangs();
         self.serve_running(&mut draft, Pass::One);
         self.serve_running(&mut draft, Pass::More);
         let binding =
@@ -89,7 +94,13 @@ impl Scheduler {
             if seq.status != SeqStatus::Running || is_one != (pass == Pass::One) {
                 continue;
             }
-            let num_tokens = self.chunk(seq.num_remaining(), draft);
+            if let (Pass::One, Some(gang)) = (pass, seq.gang) {
+                if !seq.is_follower() {
+                    self.serve_gang(gang, draft);
+                }
+                continue;
+            }
+            let num_tokens = self.chunk(self.num_plannable(idx), draft);
             if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
             }
@@ -106,36 +117,36 @@ impl Scheduler {
         chunk.min(draft.max_prefill_tokens.max(1).saturating_sub(draft.prefill_used))
     }
 
-    /// Preempts until `num_tokens` more positions fit. False when the sequence itself had to give way.
-    fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
+    /// Preempts until `num_tokens` more positions fit. False when the sequence itself (or its gang) had to give way.
+    pub(super) fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
         loop {
             let seq = self.seq(idx);
             let needed = self.kv.needed_blocks(&seq.table, seq.num_valid, seq.num_computed + num_tokens);
-            let own = policy::claimed_blocks(seq, &self.kv, &self.config);
-            let others = draft.claimed - own;
+            let others = draft.claimed - self.claimed(idx);
             if needed == 0 || needed + others <= self.kv.num_available() {
                 return true;
             }
             let running = self.running.iter().map(|idx| self.seq(*idx));
             let victim = policy::victim(running, &self.config).expect("a protected sequence finds what it claims").id;
             let victim = self.by_id[&victim];
-            self.preempt(victim, idx, draft);
-            if victim == idx {
+            let is_own = self.party(victim) == self.party(idx);
+            self.give_way(victim, idx, draft);
+            if is_own {
                 return false;
             }
         }
     }
 
     /// Reserves the blocks of a row and writes it down. The room was made before.
-    fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
+    pub(super) fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
+        let claimed_before = self.claimed(idx);
         let seq = self.seqs[idx as usize].as_mut().expect("planned rows are live");
-        let claimed_before = policy::claimed_blocks(seq, &self.kv, &self.config);
         let mark = self.kv.mark(&seq.table, seq.num_valid);
         let to = seq.num_computed + num_tokens;
         let num_new_blocks = self.kv.reserve(&mut seq.table, seq.num_valid, to).expect("room was made for the row");
         self.undo.push(Undo::Grow { seq: idx, mark });
-        let claimed_now = policy::claimed_blocks(seq, &self.kv, &self.config);
-        draft.claimed = draft.claimed + claimed_now - claimed_before;
+        draft.claimed = draft.claimed + self.claimed(idx) - claimed_before;
+        let seq = self.seq(idx);
         draft.budget_left -= num_tokens;
         if seq.num_remaining() > 1 {
             draft.prefill_used += num_tokens;
@@ -160,15 +171,31 @@ impl Scheduler {
         });
     }
 
-    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
-    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
-        if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
+    /// Preempts a victim, with its whole gang if it is a beam.
+    fn give_way(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
+        let Some(gang) = self.seq(victim).gang else { return self.preempt(victim, beneficiary, draft) };
+        let available = self.kv.num_available();
+        let lost = self.fold_gang(gang, draft);
+        self.preempt(self.by_id[&gang], beneficiary, draft);
+        let preemption = draft.plan.preempted.last_mut().expect("the leader was just preempted");
+        preemption.freed_blocks = self.kv.num_available() - available;
+        preemption.lost_tokens += lost;
+    }
+
+    /// Takes back the row that a sequence has in this plan, if any.
+    pub(super) fn drop_row(&mut self, idx: SeqIdx, draft: &mut Draft) {
+        if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == idx) {
             let row = draft.plan.rows.remove(at);
             draft.budget_left += row.num_tokens;
-            if self.seq(victim).num_remaining() > 1 {
+            if self.seq(idx).num_remaining() > 1 {
                 draft.prefill_used -= row.num_tokens;
             }
         }
+    }
+
+    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
+    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
+        self.drop_row(victim, draft);
         let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
         self.running.remove(at);
         let available = self.kv.num_available();
@@ -195,33 +222,38 @@ impl Scheduler {
 
     /// Admits from the head of the queue while the whole of each fits; says what stopped it.
     fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
-        let mut promised: u32 = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
+        let mut promised: u32 = self.running.iter().map(|idx| self.promised(*idx)).sum();
         while let Some(&idx) = self.waiting.front() {
             let Some(&slot) = self.free_slots.last() else {
                 return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
             };
+            if let Some(reason) = self.gang_waits(idx) {
+                return Some(reason);
+            }
             let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
-            // At least one token is computed, to get logits.
+            // At least one token is computed, to get logits; and the last of a gang's leader only beside the other beams.
+            let is_held = self.is_held(seq);
             let query_tokens = seq.num_tokens() - 1;
-            let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
+            let most = if is_held { query_tokens - 1 } else { seq.num_tokens() };
+            let hit = self.kv.lookup(&seq.chain, &seq.tokens, most);
             let (hit, parent) = self.found(seq, hit);
             if let Some(leader) = self.computes_now(seq, hit, query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
             }
-            let num_tokens = self.chunk(seq.num_tokens() - hit.tokens.min(query_tokens), draft);
+            let num_tokens = self.chunk(seq.num_tokens() - u32::from(is_held) - hit.tokens.min(query_tokens), draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
             let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
             let room = Room { available: self.kv.num_available(), promised, watermark };
-            if let Err(reason) = policy::may_join(seq, hit, &room, &self.kv, &self.config) {
+            if let Err(reason) = policy::may_join(self.needed_to_join(idx), hit, &room) {
                 return Some(reason);
             }
             self.waiting.pop_front();
             self.free_slots.pop();
             self.attach(idx, hit, parent);
             self.join(idx, slot, num_tokens, draft);
-            promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
+            promised += self.promised(idx);
         }
         None
     }
@@ -254,8 +286,9 @@ impl Scheduler {
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
         let joined = Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, is_resumed };
-        draft.claimed += policy::claimed_blocks(seq, &self.kv, &self.config);
         self.running.push(idx);
+        self.take_spare_slots(idx);
+        draft.claimed += self.claimed(idx);
         draft.plan.admitted.push(joined);
         self.plan_row(idx, num_tokens, Some(joined), draft);
     }

@@ -10,6 +10,7 @@
 //! assert!(report.failures.is_empty(), "{:?}", report.failures);
 //! ```
 
+mod beams;
 mod forks;
 mod mirror;
 mod oracle;
@@ -52,6 +53,11 @@ pub struct WorldStats {
     pub abandoned_steps: u64,
     pub restarts: u64,
     pub protected: u64,
+    pub searches: u64,
+    pub beam_steps: u64,
+    pub gang_preemptions: u64,
+    pub gang_waits: u64,
+    pub beam_blocks_saved: u64,
     /// Branches and choices that started from a request that was live.
     pub forks: u64,
     pub forks_in_flight: u64,
@@ -126,6 +132,11 @@ impl AddAssign for WorldStats {
             abandoned_steps,
             restarts,
             protected,
+            searches,
+            beam_steps,
+            gang_preemptions,
+            gang_waits,
+            beam_blocks_saved,
             forks,
             forks_in_flight,
             forks_of_waiting,
@@ -154,6 +165,11 @@ impl AddAssign for WorldStats {
         self.abandoned_steps += abandoned_steps;
         self.restarts += restarts;
         self.protected += protected;
+        self.searches += searches;
+        self.beam_steps += beam_steps;
+        self.gang_preemptions += gang_preemptions;
+        self.gang_waits += gang_waits;
+        self.beam_blocks_saved += beam_blocks_saved;
         self.forks += forks;
         self.forks_in_flight += forks_in_flight;
         self.forks_of_waiting += forks_of_waiting;

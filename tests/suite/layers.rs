@@ -20,7 +20,7 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("gpu", &[]),
     ("kernels", &["gpu", "model::dtype", "model::quant", "sampling", "batch", "protocol"]),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
-    ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor"]),
+    ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
     ("engine", &ENGINE),
     ("server", &OUTSIDE),
     ("app", &OUTSIDE),
