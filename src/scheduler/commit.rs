@@ -1,6 +1,6 @@
 //! After a step: apply what it gave, or take it back.
 
-use super::gang::{GangAdvance, GangNext};
+use super::gang::{GangAdvance, GangNext, GangRows};
 use super::planner::Undo;
 use super::{PlanRow, RowKind, Scheduler, StepPlan};
 use crate::ids::{RequestId, SeqSlot, TokenId};
@@ -53,6 +53,7 @@ impl Scheduler {
         self.kv.commit();
         self.undo.clear();
         self.totals.preemptions += plan.preempted.len() as u64;
+        let gangs = self.gang_rows(plan);
         let mut committed = Committed { step: plan.step, rows: Vec::with_capacity(plan.rows.len()) };
         let mut num_logits = 0;
         for row in &plan.rows {
@@ -63,14 +64,14 @@ impl Scheduler {
             result.logit_idx = logit_idx.map(|l| l as u32);
             committed.rows.push(result);
         }
-        self.advance_gangs(plan, not_finite, advances);
+        self.advance_gangs(gangs, not_finite, advances);
         self.end_deferred();
         self.verify();
         committed
     }
 
-    fn advance_gangs(&mut self, plan: &StepPlan, not_finite: &[bool], advances: &[GangAdvance]) {
-        for rows in self.gang_rows(plan) {
+    fn advance_gangs(&mut self, gangs: Vec<GangRows>, not_finite: &[bool], advances: &[GangAdvance]) {
+        for rows in gangs {
             let leader = self.by_id[&rows.gang];
             if rows.logits.iter().any(|&l| not_finite[l]) {
                 let position = self.seq(leader).num_tokens();

@@ -351,23 +351,27 @@ impl Scheduler {
     /// Takes all beams but the leader out of the batch, and the spare slots back. Says how many computed positions are
     /// lost beyond those that the leader has.
     pub(super) fn fold_gang(&mut self, id: RequestId, draft: &mut Draft) -> u32 {
-        let mut lost = 0;
-        let followers: Vec<SeqIdx> = self
-            .running
-            .iter()
-            .copied()
-            .filter(|idx| self.seq(*idx).gang == Some(id) && self.seq(*idx).id != id)
-            .collect();
-        for idx in followers.into_iter().rev() {
-            lost +=
-                self.seq(idx).num_computed - self.neighbour(&self.gangs[&id], idx).1.min(self.seq(idx).num_computed);
-            self.fold(idx, draft);
-        }
+        let is_follower = |idx: &SeqIdx| self.seq(*idx).gang == Some(id) && self.seq(*idx).is_follower();
+        let followers: Vec<SeqIdx> = self.running.iter().copied().filter(is_follower).collect();
         let gang = self.gangs.get_mut(&id).expect("the gang runs");
         let slots = std::mem::take(&mut gang.spare_slots);
         self.free_slots.extend_from_slice(&slots);
         self.undo.push(Undo::GiveSpareSlots { gang: id, slots });
+        // Beams that wait for their leader still are preempted with it.
+        self.folded(id).into_iter().for_each(|idx| self.seq_mut(idx).preemptions += 1);
+        let mut lost = 0;
+        for idx in followers.into_iter().rev() {
+            let shared = self.neighbour(&self.gangs[&id], idx).1;
+            lost += self.seq(idx).num_computed.saturating_sub(shared);
+            self.fold(idx, draft);
+        }
         lost
+    }
+
+    /// The beams of a running gang that are not in the batch.
+    fn folded(&self, id: RequestId) -> Vec<SeqIdx> {
+        let is_folded = |idx: &SeqIdx| self.seq(*idx).is_follower() && self.seq(*idx).status == SeqStatus::Waiting;
+        self.gangs[&id].members.iter().copied().filter(is_folded).collect()
     }
 
     fn fold(&mut self, idx: SeqIdx, draft: &mut Draft) {
@@ -415,6 +419,7 @@ impl Scheduler {
                 self.free_slots.append(&mut gang.spare_slots);
             }
             Undo::GiveSpareSlots { gang, slots } => {
+                self.folded(gang).into_iter().for_each(|idx| self.seq_mut(idx).preemptions -= 1);
                 self.free_slots.truncate(self.free_slots.len() - slots.len());
                 self.gangs.get_mut(&gang).expect("the gang is live").spare_slots = slots;
             }
