@@ -1,8 +1,10 @@
 //! A step as flat arrays: what the executor reads. Pure data, reused from step to step.
 
-use crate::ids::{BlockId, SeqSlot, TokenId};
+use crate::ids::{BlockId, HostSlot, SeqSlot, TokenId};
 use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
+
+pub use crate::scheduler::HostTransfer;
 
 /// The rows of one step, flattened. Row r owns tokens `row_start[r]..row_start[r + 1]`, at consecutive positions.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,6 +34,10 @@ pub struct StepBatch {
     /// `logit_bias` entries, each token once per row.
     pub biases: Vec<(TokenId, f32)>,
     pub bias_start: Vec<u32>, // [num_logits + 1]
+    /// Content to be copied between blocks and host memory before anything is computed: first all that goes out, then
+    /// all that comes in.
+    pub swap_out: Vec<HostTransfer>,
+    pub swap_in: Vec<HostTransfer>,
     /// What comes back besides the sampled ids.
     pub want: Want,
 }
@@ -118,6 +124,8 @@ impl StepBatch {
             penalty_start,
             biases,
             bias_start,
+            swap_out,
+            swap_in,
             want,
         } = self;
         *step = 0;
@@ -142,6 +150,8 @@ impl StepBatch {
         sampling.clear();
         penalties.clear();
         biases.clear();
+        swap_out.clear();
+        swap_in.clear();
     }
 }
 
@@ -205,6 +215,8 @@ impl StepBatch {
     /// made the plan, while the plan's step is in flight.
     pub fn build(&mut self, plan: &StepPlan, scheduler: &Scheduler) {
         self.begin(plan.step, scheduler.kv().block_size());
+        self.swap_out.extend_from_slice(&plan.swap_out);
+        self.swap_in.extend_from_slice(&plan.swap_in);
         self.copies.extend(plan.copies.iter().map(|copy| BlockCopy { from: copy.from.0, to: copy.to.0 }));
         for row in &plan.rows {
             let seq = scheduler.get(row.request).expect("a planned row is live until its step is over");
@@ -343,6 +355,32 @@ impl StepBatch {
         Ok(())
     }
 
+    /// Checks the transfers between blocks and `num_host_blocks` places in host memory: every id is in range, no place is
+    /// written twice, and what comes in was there before the step.
+    pub fn check_transfers(&self, num_blocks: u32, num_host_blocks: u32) -> Result<(), String> {
+        let (mut hosts, mut blocks) = (Vec::new(), Vec::new());
+        for &HostTransfer { block, host } in self.swap_out.iter().chain(&self.swap_in) {
+            if block == BlockId::NULL || block.0 >= num_blocks || host.0 >= num_host_blocks {
+                return Err(format!("block {block} and host slot {host} are not both there to be swapped"));
+            }
+        }
+        hosts.extend(self.swap_out.iter().map(|t| t.host));
+        blocks.extend(self.swap_in.iter().map(|t| t.block));
+        hosts.sort_unstable();
+        blocks.sort_unstable();
+        if let Some(pair) = hosts.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("swap_out writes host slot {} twice", pair[0]));
+        }
+        if let Some(pair) = blocks.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("swap_in writes block {} twice", pair[0]));
+        }
+        let is_fresh = |host: HostSlot| hosts.binary_search(&host).is_ok();
+        match self.swap_in.iter().find(|t| is_fresh(t.host)) {
+            Some(t) => Err(format!("swap_in reads host slot {}, which the same step writes", t.host)),
+            None => Ok(()),
+        }
+    }
+
     fn check_row(&self, row: usize, num_blocks: u32) -> Result<(), String> {
         let (start, end) = (self.row_start[row] as usize, self.row_start[row + 1] as usize);
         let table = &self.block_tables[self.block_table_start[row] as usize..self.block_table_start[row + 1] as usize];
@@ -429,6 +467,23 @@ mod tests {
         assert_eq!(batch.logit_tokens, [0, 1]);
         assert_eq!(batch.sampling.iter().map(|s| s.position).collect::<Vec<_>>(), [2, 3]);
         assert_eq!(batch.check(3, 3), Ok(()));
+    }
+
+    #[test]
+    fn transfers_that_overwrite_each_other_are_refused() {
+        let transfer = |(block, host)| HostTransfer { block: BlockId(block), host: HostSlot(host) };
+        let check = |out: &[(u32, u32)], back: &[(u32, u32)]| {
+            let list = |pairs: &[(u32, u32)]| pairs.iter().copied().map(transfer).collect();
+            let batch = StepBatch { swap_out: list(out), swap_in: list(back), ..StepBatch::default() };
+            batch.check_transfers(4, 2)
+        };
+        assert_eq!(check(&[(1, 0)], &[(1, 1), (2, 1)]), Ok(()));
+        assert!(check(&[(1, 0), (2, 0)], &[]).is_err_and(|e| e.contains("host slot 0 twice")));
+        assert!(check(&[], &[(3, 0), (3, 1)]).is_err_and(|e| e.contains("block 3 twice")));
+        assert!(check(&[(1, 0)], &[(2, 0)]).is_err_and(|e| e.contains("same step")));
+        for (block, host) in [(0, 0), (4, 0), (1, 2)] {
+            assert!(check(&[(block, host)], &[]).is_err_and(|e| e.contains("not both there")));
+        }
     }
 
     #[test]

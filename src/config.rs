@@ -4,6 +4,7 @@
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
 use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
+use crate::telemetry::VictimPolicy;
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -114,6 +115,7 @@ pub struct EngineSection {
     pub gpu_memory_utilization: Option<f32>,
     pub num_gpu_blocks_override: Option<HumanInt>,
     pub prefix_caching: Option<bool>,
+    pub victim_policy: Option<String>,
     pub max_queue: Option<HumanInt>,
 }
 
@@ -133,6 +135,7 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "gpu_memory_utilization",
             "num_gpu_blocks_override",
             "prefix_caching",
+            "victim_policy",
             "max_queue",
         ],
     ),
@@ -280,6 +283,9 @@ pub struct EngineArgs {
     /// Compute every prompt anew
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
+    /// Who gives way when KV blocks are short: last-in, least-computed or priority
+    #[arg(long, value_name = "NAME", env = "KVASIR_VICTIM_POLICY", hide_env_values = true)]
+    pub victim_policy: Option<String>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
@@ -352,6 +358,12 @@ impl EngineArgs {
             )?,
             prefix_caching,
             adaptive_budget: true,
+            victim_policy: word_of(
+                "victim_policy",
+                &VICTIM_POLICIES,
+                self.victim_policy.as_deref(),
+                &file.victim_policy,
+            )?,
             precise: self.precise,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
@@ -361,6 +373,26 @@ impl EngineArgs {
             cache_dir: cache_dir.to_path_buf(),
         })
     }
+}
+
+const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
+    ("last-in", VictimPolicy::LastIn),
+    ("least-computed", VictimPolicy::LeastComputed),
+    ("priority", VictimPolicy::Priority),
+];
+
+/// The meaning of the word that a flag or the file gives; the first of `words` where neither does.
+fn word_of<T: Copy>(
+    name: &'static str,
+    words: &[(&str, T)],
+    flag: Option<&str>,
+    file: &Option<String>,
+) -> Result<T, ConfigError> {
+    let Some(word) = flag.or(file.as_deref()) else { return Ok(words[0].1) };
+    words.iter().find(|(known, _)| *known == word).map(|(_, meaning)| *meaning).ok_or_else(|| {
+        let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
+        ConfigError::Invalid { name, message: format!("must be one of {}, not `{word}`", known.join(", ")) }
+    })
 }
 
 #[cfg(test)]
@@ -418,6 +450,9 @@ mod tests {
         let args = EngineArgs { block_size: Some(HumanInt(0)), ..EngineArgs::default() };
         let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert_eq!(error, "block_size must be between 1 and 256, not 0");
+        let args = EngineArgs { victim_policy: Some("first".into()), ..EngineArgs::default() };
+        let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
+        assert_eq!(error, "victim_policy must be one of last-in, least-computed, priority, not `first`");
         let args = EngineArgs { backend: Some("cuda".into()), ..EngineArgs::default() };
         assert!(
             args.resolve(&EngineSection::default(), Path::new("cache"), None)

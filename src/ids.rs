@@ -40,6 +40,10 @@ id!(
     BlockId(u32)
 );
 id!(
+    /// A place for one block's content in host memory.
+    HostSlot(u32)
+);
+id!(
     /// A decoder layer, counted from the embedding upwards.
     LayerIdx(u32)
 );

@@ -83,6 +83,7 @@ impl EngineCore {
             long_prefill_cap: max_tokens_per_step,
             watermark_blocks: executor.num_blocks() / 100,
             max_preemptions: MAX_PREEMPTIONS,
+            victim: record::victim_policy(options.victim_policy),
             check: match options.check {
                 CheckLevel::WhenIdle => scheduler::CheckLevel::Cheap,
                 CheckLevel::EveryStep => scheduler::CheckLevel::Full,
@@ -123,6 +124,7 @@ impl EngineCore {
             sampling: request.sampling,
             stop: request.stop,
             eos_ids: self.model.eos_token_ids.clone(),
+            priority: request.priority,
             cache_salt: request.cache_salt,
         });
         match added {
@@ -423,6 +425,7 @@ impl EngineCore {
             kv: record::totals(self.scheduler.kv()),
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
+            watermark_blocks: config.watermark_blocks,
             requests: self.request_infos(),
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,

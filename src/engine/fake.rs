@@ -11,6 +11,8 @@ use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, Words};
 use crate::executor::{ExecError, Executor, StepHandle, StepOutput};
+use crate::ids::HostSlot;
+use crate::telemetry::VictimPolicy;
 use crate::tokenizer::{ChatTemplate, GgufVocab, Tokenizer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -38,6 +40,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         num_gpu_blocks_override: Some(fake.num_blocks),
         prefix_caching: true,
         adaptive_budget: false,
+        victim_policy: VictimPolicy::LastIn,
         precise: false,
         floor: false,
         checked_shaders: false,
@@ -182,6 +185,18 @@ impl Executor for FakeExecutor {
 
     fn kv_bytes_per_block(&self) -> u64 {
         self.inner.kv_bytes_per_block()
+    }
+
+    fn num_host_blocks(&self) -> u32 {
+        self.inner.num_host_blocks()
+    }
+
+    fn read_host(&self, slot: HostSlot) -> Option<&[u8]> {
+        self.inner.read_host(slot)
+    }
+
+    fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
+        self.inner.write_host(slot, bytes)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
+use crate::telemetry::VictimPolicy;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub struct EngineOptions {
     pub prefix_caching: bool,
     /// Fit the prefill chunks to the time that decoding rows may wait.
     pub adaptive_budget: bool,
+    /// Who gives way when blocks are short.
+    pub victim_policy: VictimPolicy,
     /// f32 activations and KV, no integer dot products: the reference mode.
     pub precise: bool,
     /// Use no optional feature of the adapter.

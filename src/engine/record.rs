@@ -92,8 +92,20 @@ pub fn preemption(p: &scheduler::Preemption) -> Preemption {
         freed_blocks: p.freed_blocks,
         lost_tokens: p.lost_tokens,
         mode: PreemptMode::Recompute,
-        policy: VictimPolicy::LastIn,
-        scores: Vec::new(),
+        policy: match p.policy {
+            scheduler::VictimPolicy::LastIn => VictimPolicy::LastIn,
+            scheduler::VictimPolicy::LeastComputed => VictimPolicy::LeastComputed,
+            scheduler::VictimPolicy::Priority => VictimPolicy::Priority,
+        },
+        scores: p.scores.clone(),
+    }
+}
+
+pub fn victim_policy(policy: VictimPolicy) -> scheduler::VictimPolicy {
+    match policy {
+        VictimPolicy::LastIn => scheduler::VictimPolicy::LastIn,
+        VictimPolicy::LeastComputed => scheduler::VictimPolicy::LeastComputed,
+        VictimPolicy::Priority => scheduler::VictimPolicy::Priority,
     }
 }
 

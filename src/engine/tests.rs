@@ -380,7 +380,7 @@ fn block_changes_in_the_records_add_up_to_the_snapshot() {
             BlockDelta::Evict { block } | BlockDelta::Free { block } => drop(is_kept.insert(block.0, false)),
             BlockDelta::Fill { .. } | BlockDelta::Publish { .. } => {}
             BlockDelta::Copy { .. } | BlockDelta::SwapOut { .. } | BlockDelta::SwapIn { .. } => {}
-            BlockDelta::Pin { .. } | BlockDelta::Unpin { .. } => {}
+            BlockDelta::Pin { .. } | BlockDelta::Unpin { .. } | BlockDelta::HostFree { .. } => {}
         }
         assert!(holders.values().all(|&n| n >= 0), "{delta:?} takes away what nobody holds");
     }

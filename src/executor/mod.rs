@@ -5,12 +5,13 @@
 
 use crate::batch::StepBatch;
 use crate::gpu::GpuError;
-use crate::ids::TokenId;
+use crate::ids::{HostSlot, TokenId};
 use crate::kernels::weights::WeightError;
 use crate::model::ModelError;
 use crate::model::spec::WeightRole;
 use crate::protocol::TokenLogprobs;
 
+mod host_store;
 pub mod paged_fake;
 pub mod reference_executor;
 pub mod wgpu_executor;
@@ -29,6 +30,8 @@ pub struct StepOutput {
     /// f32 `[num_logits, vocab]` when the batch asked for them.
     pub logits: Option<Vec<f32>>,
     pub gpu_us: u32,
+    /// Time that copying between blocks and host memory took beside the GPU's own work.
+    pub swap_us: u32,
     pub stats: StepStats,
 }
 
@@ -97,4 +100,17 @@ pub trait Executor: Send {
     fn vocab_size(&self) -> u32;
     /// Bytes of K and V of one block over all layers.
     fn kv_bytes_per_block(&self) -> u64;
+    /// Places for blocks in host memory; 0 where content cannot be swapped.
+    fn num_host_blocks(&self) -> u32 {
+        0
+    }
+    /// The content of a place in host memory: what a finished step or [`Executor::write_host`] put there. `None` where
+    /// nothing was.
+    fn read_host(&self, _slot: HostSlot) -> Option<&[u8]> {
+        None
+    }
+    /// Puts the content of one block, as [`Executor::read_host`] gave it, into host memory. Between steps only.
+    fn write_host(&mut self, slot: HostSlot, _bytes: &[u8]) -> Result<(), ExecError> {
+        Err(ExecError::Rejected(format!("there is no host slot {slot}")))
+    }
 }

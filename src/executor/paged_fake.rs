@@ -6,9 +6,10 @@
 //! without pages: what each request must get.
 //! It does not imitate a language model: text mode only makes output that looks like words.
 
+use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
 use crate::batch::{RowSampling, StepBatch, TokenPenalty, Want};
-use crate::ids::TokenId;
+use crate::ids::{BlockId, HostSlot, TokenId};
 use crate::protocol::TokenLogprobs;
 use std::time::Duration;
 
@@ -75,6 +76,7 @@ pub struct PagedFake {
     tokens: Vec<TokenId>, // [num_blocks * block_size], read by text mode only
     written_in: Vec<u64>, // [num_blocks * block_size], launch that wrote the slot last
     num_launches: u64,
+    host: HostStore,
     fault: Option<Fault>,
     in_flight: Option<(u64, Result<StepOutput, ExecError>)>,
 }
@@ -89,11 +91,18 @@ impl PagedFake {
             tokens: vec![0; num_slots],
             written_in: vec![0; num_slots],
             num_launches: 0,
+            host: HostStore::default(),
             fault: None,
             in_flight: None,
         };
         fake.scramble();
         fake
+    }
+
+    /// With so many places for blocks in host memory.
+    pub fn with_host_blocks(mut self, num_host_blocks: u32) -> Self {
+        self.host = HostStore::new(num_host_blocks, u64::from(self.config.block_size) * 8);
+        self
     }
 
     /// The next launch meets this fault.
@@ -108,7 +117,28 @@ impl PagedFake {
         }
     }
 
+    /// Content goes out before any comes in; values and tokens of a slot lie side by side.
+    fn swap(&mut self, batch: &StepBatch) {
+        for transfer in &batch.swap_out {
+            let words = self.slots_of(transfer.block).flat_map(|slot| [self.values[slot], self.tokens[slot]]);
+            let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+            self.host.get_mut(transfer.host).copy_from_slice(&bytes);
+        }
+        for transfer in &batch.swap_in {
+            let words: Vec<u32> = bytemuck::pod_collect_to_vec(self.host.get_mut(transfer.host));
+            for (slot, words) in self.slots_of(transfer.block).zip(words.chunks_exact(2)) {
+                (self.values[slot], self.tokens[slot]) = (words[0], words[1]);
+            }
+        }
+    }
+
+    fn slots_of(&self, block: BlockId) -> std::ops::Range<usize> {
+        let size = self.config.block_size as usize;
+        block.idx() * size..(block.idx() + 1) * size
+    }
+
     fn run(&mut self, batch: &StepBatch) -> Result<StepOutput, ExecError> {
+        self.swap(batch);
         self.copy(batch);
         self.write(batch)?;
         let mut output = StepOutput {
@@ -205,6 +235,14 @@ impl PagedFake {
         for slot in copied.chain(batch.kv_slots.iter().copied()) {
             self.values[slot as usize] ^= 0x5bad_5bad;
         }
+        for transfer in &batch.swap_in {
+            for slot in self.slots_of(transfer.block) {
+                self.values[slot] ^= 0x5bad_5bad;
+            }
+        }
+        for transfer in &batch.swap_out {
+            self.host.get_mut(transfer.host).iter_mut().for_each(|byte| *byte ^= 0x5b);
+        }
     }
 }
 
@@ -217,6 +255,10 @@ impl Executor for PagedFake {
             return Err(ExecError::Rejected(format!("the batch has blocks of {} tokens", batch.block_size)));
         }
         batch.check(self.config.num_blocks, self.config.vocab_size).map_err(ExecError::Rejected)?;
+        batch.check_transfers(self.config.num_blocks, self.host.num_slots()).map_err(ExecError::Rejected)?;
+        if let Some(t) = batch.swap_in.iter().find(|t| self.host.get(t.host).is_none()) {
+            return Err(ExecError::Rejected(format!("nothing was ever stored in host slot {}", t.host)));
+        }
         self.num_launches += 1;
         let result = match self.fault.take() {
             Some(Fault::Launch(error)) => return Err(error),
@@ -265,6 +307,18 @@ impl Executor for PagedFake {
 
     fn kv_bytes_per_block(&self) -> u64 {
         self.config.kv_bytes_per_block
+    }
+
+    fn num_host_blocks(&self) -> u32 {
+        self.host.num_slots()
+    }
+
+    fn read_host(&self, slot: HostSlot) -> Option<&[u8]> {
+        self.host.get(slot)
+    }
+
+    fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
+        self.host.put(slot, bytes)
     }
 }
 
@@ -410,7 +464,7 @@ fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{BatchRow, LogitRow, RowLogits};
+    use crate::batch::{BatchRow, HostTransfer, LogitRow, RowLogits};
     use crate::ids::{BlockId, SeqSlot};
     use crate::protocol::SamplingParams;
 
@@ -495,6 +549,27 @@ mod tests {
         fake.inject(Fault::NotFinite(3));
         assert_eq!(step(&mut fake, &prompt).not_finite, [true]);
         assert_eq!(step(&mut fake, &prompt).tokens, [alone(&[4, 8, 15])]);
+    }
+
+    #[test]
+    fn content_survives_in_host_memory_and_goes_out_before_it_comes_in() {
+        let tokens = [4, 8, 15, 16, 23];
+        let mut fake = PagedFake::new(CONFIG).with_host_blocks(3);
+        step(&mut fake, &batch(&tokens[..4], 0, &[2, 6]));
+        let transfer = |block, host| HostTransfer { block: BlockId(block), host: HostSlot(host) };
+        // Another sequence takes block 2 in the step that saves it; later the content comes back elsewhere.
+        let mut other = batch(&[9, 9], 0, &[2]);
+        other.swap_out = vec![transfer(2, 1)];
+        step(&mut fake, &other);
+        let copy = fake.read_host(HostSlot(1)).expect("stored").to_vec();
+        fake.write_host(HostSlot(2), &copy).expect("a whole block");
+        let mut resumed = batch(&tokens[4..], 4, &[5, 6, 3]);
+        resumed.swap_out = vec![transfer(2, 1)];
+        resumed.swap_in = vec![transfer(5, 2)];
+        assert_eq!(step(&mut fake, &resumed).tokens, [alone(&tokens)]);
+        resumed.swap_in = vec![transfer(5, 0)];
+        resumed.swap_out.clear();
+        assert!(matches!(fake.launch(&resumed), Err(ExecError::Rejected(text)) if text.contains("host slot 0")));
     }
 
     #[test]

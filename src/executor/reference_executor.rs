@@ -4,8 +4,9 @@
 //! paged pool read through the block table. It does not attempt to be fast: it is for small models and tests.
 
 use crate::batch::{StepBatch, Want};
+use crate::executor::host_store::HostStore;
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
-use crate::ids::TokenId;
+use crate::ids::{BlockId, HostSlot, TokenId};
 use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
 use crate::model::{Model, quant, rope};
 use crate::protocol::TokenLogprobs;
@@ -59,6 +60,7 @@ pub struct ReferenceExecutor {
     layers: Vec<Layer>,
     cos: Vec<f32>, // [num_positions, rotary_dim / 2]
     sin: Vec<f32>,
+    host: HostStore,
     done: Option<StepOutput>,
 }
 
@@ -76,13 +78,51 @@ impl ReferenceExecutor {
             layers,
             cos,
             sin,
+            host: HostStore::default(),
             done: None,
             cfg,
             spec,
         })
     }
 
+    /// With so many places for blocks in host memory.
+    pub fn with_host_blocks(mut self, num_host_blocks: u32) -> Self {
+        self.host = HostStore::new(num_host_blocks, self.kv_bytes_per_block());
+        self
+    }
+
+    /// Values of K (or V) of one block in one layer.
+    fn block_range(&self, block: BlockId) -> std::ops::Range<usize> {
+        let values = (self.cfg.block_size * self.spec.num_kv_heads * self.spec.head_dim) as usize;
+        block.idx() * values..(block.idx() + 1) * values
+    }
+
+    /// Layer by layer K, then V. Content goes out before any comes in.
+    fn swap(&mut self, batch: &StepBatch) {
+        for t in &batch.swap_out {
+            let range = self.block_range(t.block);
+            let mut rest = self.host.get_mut(t.host);
+            for pool in self.layers.iter().flat_map(|layer| [&layer.k_pool, &layer.v_pool]) {
+                let bytes: &[u8] = bytemuck::cast_slice(&pool[range.clone()]);
+                let (part, after) = rest.split_at_mut(bytes.len());
+                part.copy_from_slice(bytes);
+                rest = after;
+            }
+        }
+        for t in &batch.swap_in {
+            let range = self.block_range(t.block);
+            let mut rest: &[u8] = self.host.get_mut(t.host);
+            for pool in self.layers.iter_mut().flat_map(|layer| [&mut layer.k_pool, &mut layer.v_pool]) {
+                let to: &mut [u8] = bytemuck::cast_slice_mut(&mut pool[range.clone()]);
+                let (part, after) = rest.split_at(to.len());
+                to.copy_from_slice(part);
+                rest = after;
+            }
+        }
+    }
+
     fn run(&mut self, batch: &StepBatch) -> StepOutput {
+        self.swap(batch);
         self.copy_blocks(batch);
         let hidden = self.spec.hidden_size as usize;
         let mut x: Vec<f32> = Vec::with_capacity(batch.num_tokens() * hidden);
@@ -211,6 +251,7 @@ impl Executor for ReferenceExecutor {
         if let Some(slot) = batch.kv_slots.iter().find(|&&s| s >= limit) {
             return Err(ExecError::Rejected(format!("KV slot {slot} is outside the pool of {limit} slots")));
         }
+        batch.check_transfers(self.cfg.num_blocks, self.host.num_slots()).map_err(ExecError::Rejected)?;
         if let Some(copy) = batch.copies.iter().find(|c| c.from.max(c.to) >= self.cfg.num_blocks) {
             let limit = self.cfg.num_blocks;
             return Err(ExecError::Rejected(format!("{copy:?} is outside the pool of {limit} blocks")));
@@ -238,6 +279,18 @@ impl Executor for ReferenceExecutor {
     fn kv_bytes_per_block(&self) -> u64 {
         let per_token = 2 * 4 * u64::from(self.spec.num_kv_heads * self.spec.head_dim * self.spec.num_layers);
         per_token * u64::from(self.cfg.block_size)
+    }
+
+    fn num_host_blocks(&self) -> u32 {
+        self.host.num_slots()
+    }
+
+    fn read_host(&self, slot: HostSlot) -> Option<&[u8]> {
+        self.host.get(slot)
+    }
+
+    fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
+        self.host.put(slot, bytes)
     }
 }
 

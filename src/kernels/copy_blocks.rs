@@ -27,33 +27,45 @@ pub fn defines(num_buffers: u32) -> Defines {
     Defines::new().set("BUFFERS", i64::from(num_buffers))
 }
 
-/// The kernel with the pools of all layers bound: a dispatch for every [`MAX_BUFFERS`] of them.
+/// The kernel with the pools of all layers bound: a dispatch for every [`MAX_BUFFERS`] of equal blocks.
 #[derive(Debug)]
 pub struct CopyBlocks {
-    parts: Vec<Arc<Bound>>,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    bound: Arc<Bound>,
     words: u32,
 }
 
 impl CopyBlocks {
-    /// `pools` are different buffers, each `[num_blocks, block_bytes]`; `block_bytes` is a multiple of 4.
-    pub fn new(ctx: &mut KernelContext<'_>, pools: &[BufferSlice], block_bytes: u64) -> Result<CopyBlocks, GpuError> {
-        assert!(block_bytes.is_multiple_of(4), "a block of {block_bytes} bytes is not whole words");
-        let words = (block_bytes / 4) as u32;
-        let params = ctx.params.push(ctx.gpu, &Params { words })?;
+    /// `pools` are different buffers, each with the bytes of one block in it, a multiple of 4: block b starts at b times
+    /// as many.
+    pub fn new(ctx: &mut KernelContext<'_>, pools: &[(BufferSlice, u64)]) -> Result<CopyBlocks, GpuError> {
+        let mut sizes: Vec<u64> = pools.iter().map(|(_, block_bytes)| *block_bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
         let mut parts = Vec::new();
-        for pools in pools.chunks(MAX_BUFFERS as usize) {
-            let kernel = ctx.gpu.kernel("copy_blocks", &defines(pools.len() as u32))?;
-            let names: Vec<String> = (0..pools.len()).map(|b| format!("pool_{b}")).collect();
-            let mut bindings = vec![("step_meta", ctx.step_meta), ("params", &params)];
-            bindings.extend(names.iter().map(String::as_str).zip(pools));
-            parts.push(ctx.gpu.bind(&kernel, &bindings)?);
+        for block_bytes in sizes {
+            assert!(block_bytes.is_multiple_of(4), "a block of {block_bytes} bytes is not whole words");
+            let words = (block_bytes / 4) as u32;
+            let params = ctx.params.push(ctx.gpu, &Params { words })?;
+            let equal: Vec<&BufferSlice> = pools.iter().filter(|p| p.1 == block_bytes).map(|p| &p.0).collect();
+            for pools in equal.chunks(MAX_BUFFERS as usize) {
+                let kernel = ctx.gpu.kernel("copy_blocks", &defines(pools.len() as u32))?;
+                let names: Vec<String> = (0..pools.len()).map(|b| format!("pool_{b}")).collect();
+                let mut bindings = vec![("step_meta", ctx.step_meta), ("params", &params)];
+                bindings.extend(names.iter().map(String::as_str).zip(pools.iter().copied()));
+                parts.push(Part { bound: ctx.gpu.bind(&kernel, &bindings)?, words });
+            }
         }
-        Ok(CopyBlocks { parts, words })
+        Ok(CopyBlocks { parts })
     }
 
     pub fn record(&self, recording: &mut Recording, num_copies: u32) {
-        for bound in &self.parts {
-            recording.dispatch("copy blocks", bound, (num_copies * self.words).div_ceil(LANES));
+        for part in &self.parts {
+            recording.dispatch("copy blocks", &part.bound, (num_copies * part.words).div_ceil(LANES));
         }
     }
 }

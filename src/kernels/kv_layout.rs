@@ -53,6 +53,11 @@ impl KvLayout {
         self.num_values() * self.format.bytes()
     }
 
+    /// Bytes of one block in one buffer, where it lies contiguously from `block * block_bytes` on.
+    pub fn block_bytes(&self) -> u64 {
+        self.buffer_bytes() / u64::from(self.num_blocks.max(1))
+    }
+
     /// Index of a head's first value for a slot (block id * block_size + offset).
     pub fn value_idx(&self, slot: u32, kv_head: u32) -> usize {
         let (block, offset) = (slot / self.block_size, slot % self.block_size);

@@ -24,12 +24,14 @@
 mod block_pool;
 mod block_table;
 mod copy_on_write;
+mod host_pool;
 mod integrity;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use copy_on_write::BlockCopy;
+pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
 pub use prefix_cache::PrefixChain;
 

@@ -22,9 +22,11 @@ pub use commit::{Committed, RowResult};
 pub use fork::{NewFork, QueuePlace};
 pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows};
 pub use integrity::{SequenceView, StateView};
-pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, WaitReason};
+pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
+
+pub use crate::kv::HostTransfer;
 
 use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockTable, KvCache};
@@ -54,6 +56,7 @@ pub struct SchedulerConfig {
     pub watermark_blocks: u32,
     /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
     pub max_preemptions: u32,
+    pub victim: VictimPolicy,
     pub check: CheckLevel,
 }
 

@@ -2,7 +2,7 @@
 
 use super::SeqIdx;
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::BlockCopy;
+use crate::kv::{BlockCopy, HostTransfer};
 
 /// What a row of the batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,20 @@ pub struct Admission {
     pub is_resumed: bool,
 }
 
+/// Who gives way when blocks are short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VictimPolicy {
+    /// The last to join.
+    #[default]
+    LastIn,
+    /// The one with the fewest computed tokens, the last to join among equals: least work is lost.
+    LeastComputed,
+    /// The one that the priority policy would run last, the last to join among equals.
+    Priority,
+}
+
 /// A request that is put back in the queue to make room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preemption {
     pub victim: RequestId,
     /// Whose growth needed the blocks; the victim itself when nobody else may be taken.
@@ -61,6 +73,10 @@ pub struct Preemption {
     pub freed_blocks: u32,
     /// Computed positions given up (some may be found again by prefix).
     pub lost_tokens: u32,
+    pub policy: VictimPolicy,
+    /// What the policy ranked the candidates by, in batch order: the last of the highest is the victim. Protected requests
+    /// are no candidates.
+    pub scores: Vec<(RequestId, u64)>,
 }
 
 /// Why a request waits: the binding constraint.
@@ -91,6 +107,9 @@ pub struct StepPlan {
     pub rows: Vec<PlanRow>,
     pub admitted: Vec<Admission>,
     pub preempted: Vec<Preemption>,
+    /// Content to be copied before anything is computed: blocks to host memory, then host memory to blocks.
+    pub swap_out: Vec<HostTransfer>,
+    pub swap_in: Vec<HostTransfer>,
     /// Done before anything is computed, in any order: no copy touches what another one reads or writes.
     pub copies: Vec<BlockCopy>,
     /// The first of the queue with their reasons, at most [`super::MAX_REASONS`].

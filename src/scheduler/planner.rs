@@ -127,10 +127,10 @@ impl Scheduler {
                 return true;
             }
             let running = self.running.iter().map(|idx| self.seq(*idx));
-            let victim = policy::victim(running, &self.config).expect("a protected sequence finds what it claims").id;
-            let victim = self.by_id[&victim];
+            let scores = policy::victim_scores(running, &self.config);
+            let victim = self.by_id[&policy::victim(&scores).expect("a protected sequence finds what it claims")];
             let is_own = self.party(victim) == self.party(idx);
-            self.give_way(victim, idx, draft);
+            self.give_way(victim, idx, scores, draft);
             if is_own {
                 return false;
             }
@@ -172,11 +172,11 @@ impl Scheduler {
     }
 
     /// Preempts a victim, with its whole gang if it is a beam.
-    fn give_way(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
-        let Some(gang) = self.seq(victim).gang else { return self.preempt(victim, beneficiary, draft) };
+    fn give_way(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
+        let Some(gang) = self.seq(victim).gang else { return self.preempt(victim, beneficiary, scores, draft) };
         let available = self.kv.num_available();
         let lost = self.fold_gang(gang, draft);
-        self.preempt(self.by_id[&gang], beneficiary, draft);
+        self.preempt(self.by_id[&gang], beneficiary, scores, draft);
         let preemption = draft.plan.preempted.last_mut().expect("the leader was just preempted");
         preemption.freed_blocks = self.kv.num_available() - available;
         preemption.lost_tokens += lost;
@@ -194,7 +194,7 @@ impl Scheduler {
     }
 
     /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
-    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, draft: &mut Draft) {
+    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
         self.drop_row(victim, draft);
         let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
         self.running.remove(at);
@@ -217,6 +217,8 @@ impl Scheduler {
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
             lost_tokens: num_computed,
+            policy: self.config.victim,
+            scores,
         });
     }
 

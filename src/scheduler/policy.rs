@@ -1,7 +1,8 @@
 //! The choices of a step as pure functions: how many tokens a row gets, who gives way, who may join.
 
 use super::sequence::Sequence;
-use super::{SchedulerConfig, WaitReason};
+use super::{SchedulerConfig, VictimPolicy, WaitReason};
+use crate::ids::RequestId;
 use crate::kv::{KvCache, PrefixHit};
 
 /// A request preempted this often is not taken again: it is admitted only when all it may ever need is free, and what
@@ -22,12 +23,27 @@ pub(super) fn claimed_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerCon
     if is_protected(seq, config) { promised_blocks(seq, kv, config) } else { 0 }
 }
 
-/// The running sequence that gives way: the last to join that is not protected.
-pub(super) fn victim<'a>(
-    running: impl DoubleEndedIterator<Item = &'a Sequence>,
+/// What each running sequence that is not protected is ranked by, in batch order: the last of the highest gives way. Beams give way with
+/// their leader.
+pub(super) fn victim_scores<'a>(
+    running: impl Iterator<Item = &'a Sequence>,
     config: &SchedulerConfig,
-) -> Option<&'a Sequence> {
-    running.rev().find(|seq| !is_protected(seq, config))
+) -> Vec<(RequestId, u64)> {
+    let score = |(at, seq): (usize, &Sequence)| match config.victim {
+        VictimPolicy::LastIn => at as u64,
+        VictimPolicy::LeastComputed => u64::MAX - u64::from(seq.num_computed()),
+        VictimPolicy::Priority => (i64::from(seq.priority()) - i64::from(i32::MIN)) as u64,
+    };
+    running
+        .enumerate()
+        .filter(|(_, seq)| !is_protected(seq, config) && !seq.is_follower())
+        .map(|(at, seq)| (seq.id(), score((at, seq))))
+        .collect()
+}
+
+/// The victim among scored candidates.
+pub(super) fn victim(scores: &[(RequestId, u64)]) -> Option<RequestId> {
+    scores.iter().max_by_key(|(_, score)| *score).map(|(id, _)| *id)
 }
 
 /// The pool as an admission sees it.

@@ -18,6 +18,8 @@ pub struct NewSequence {
     pub stop: StopRules,
     /// The model's end-of-sequence tokens.
     pub eos_ids: Vec<TokenId>,
+    /// Under the priority policies the lowest runs first, and the highest gives way first.
+    pub priority: i32,
     /// Prefix blocks are shared only between equal salts.
     pub cache_salt: u64,
 }
@@ -54,6 +56,7 @@ pub struct Sequence {
     pub(super) biases: Vec<(TokenId, f32)>,
     pub(super) stop: StopRules,
     pub(super) stop_ids: Vec<TokenId>,
+    pub(super) priority: i32,
     pub(super) cache_salt: u64,
     /// Prompt, then output.
     pub(super) tokens: Vec<TokenId>,
@@ -98,6 +101,7 @@ impl Sequence {
             seed: new.seed,
             stop: new.stop,
             stop_ids,
+            priority: new.priority,
             cache_salt: new.cache_salt,
             tokens: new.prompt,
             num_prompt,
@@ -190,6 +194,10 @@ impl Sequence {
     /// Prompt tokens found in the prefix cache at the first admission; `None` before it.
     pub fn cached_tokens(&self) -> Option<u32> {
         self.cached_tokens
+    }
+
+    pub fn priority(&self) -> i32 {
+        self.priority
     }
 
     pub fn cache_salt(&self) -> u64 {
@@ -353,6 +361,7 @@ mod tests {
             seed: 0,
             stop,
             eos_ids: vec![2],
+            priority: 0,
             cache_salt: 0,
         };
         Sequence::new(new, kv.new_chain(0), 8)

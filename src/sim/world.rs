@@ -4,7 +4,7 @@ use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
 use crate::protocol::{BeamParams, EarlyStopping, SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, NewSequence, SchedulerConfig};
+use crate::scheduler::{CheckLevel, NewSequence, SchedulerConfig, VictimPolicy};
 
 /// A world before its first step.
 pub(super) struct World {
@@ -54,6 +54,8 @@ impl World {
             long_prefill_cap: if rng.percent(50) { 1000 } else { rng.range(1, 9) },
             watermark_blocks: if rng.percent(50) { 0 } else { rng.range(1, 3) },
             max_preemptions: if rng.percent(50) { 1000 } else { rng.range(0, 3) },
+            victim: [VictimPolicy::LastIn, VictimPolicy::LeastComputed, VictimPolicy::Priority]
+                [rng.range(0, 2) as usize],
             check: CheckLevel::Full,
         };
         let mut world = World {
@@ -117,6 +119,7 @@ impl World {
                 ignore_eos: rng.percent(50),
             },
             eos_ids: vec![1],
+            priority: if rng.percent(50) { 0 } else { rng.range(0, 6) as i32 - 3 },
             cache_salt: if rng.percent(80) { 0 } else { 7 },
         }
     }

@@ -89,11 +89,16 @@ pub enum BlockDelta {
         host: u32,
         request: Option<RequestId>,
     },
-    /// Content copied back from host memory into a fresh block (its `Alloc` precedes this).
+    /// Content copied back from host memory into a fresh block (its `Alloc` precedes this). The place stays taken until a
+    /// `HostFree`.
     SwapIn {
         host: u32,
         block: BlockId,
         request: RequestId,
+    },
+    /// A place of host memory is given back: its request went on or ended, or its cached block was dropped.
+    HostFree {
+        host: u32,
     },
     /// A pinned prefix holds it: it is not evicted.
     Pin {
@@ -359,6 +364,16 @@ pub enum BlockState {
     Null,
 }
 
+/// A place of host memory that holds a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostBlock {
+    pub host: u32,
+    /// Whose block it is; `None` for a block of the prefix cache.
+    pub request: Option<RequestId>,
+    /// Chained content hash, where the block was published.
+    pub hash: Option<u64>,
+}
+
 /// The engine's state after its latest step; also the keyframe that deltas build upon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineSnapshot {
@@ -371,6 +386,11 @@ pub struct EngineSnapshot {
     pub blocks: Vec<BlockInfo>,
     /// Cached-idle blocks, next victim first.
     pub eviction_order: Vec<BlockId>,
+    /// Taken places of host memory, ascending.
+    pub host: Vec<HostBlock>,
+    /// Blocks that admissions leave free for the growth of what runs.
+    pub watermark_blocks: u32,
+    pub victim_policy: VictimPolicy,
     /// Running in batch order, then waiting in queue order, then the last finished (bounded).
     pub requests: Vec<RequestInfo>,
     pub max_num_seqs: u32,

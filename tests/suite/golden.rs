@@ -252,6 +252,18 @@ fn logits_are_the_same_bits_however_the_work_is_cut() {
 }
 
 #[test]
+fn a_block_can_be_read_whole_and_the_null_block_stays_empty() {
+    let Some(case) = case(&core_fixtures(), "tiny", "llama") else { return };
+    let Some(mut executor) = open_case(&case, DEFAULT_MODE) else { return };
+    let read = |executor: &WgpuExecutor, block| executor.read_block(block).expect("the device works");
+    assert_eq!(read(&executor, 1).len() as u64, executor.kv_bytes_per_block());
+    logits(&mut executor, &prompt_ids(&case)[..1], WHOLE);
+    let used = (1..executor.num_blocks()).filter(|&b| read(&executor, b).iter().any(|byte| *byte != 0)).count();
+    assert_eq!(used, case.prompts[0].ids.len().div_ceil(DEFAULT_MODE.block_size as usize));
+    assert!(read(&executor, 0).iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn the_reference_executor_agrees_with_transformers() {
     for case in cases() {
         let model = Model::open(&case.model).unwrap_or_else(|e| panic!("{e}"));

@@ -9,11 +9,13 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+mod swap;
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
@@ -93,6 +95,7 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
         long_prefill_cap: 64,
         watermark_blocks: 0,
         max_preemptions: 1_000,
+        victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
 }
@@ -131,6 +134,7 @@ impl Engine {
             seed: 0,
             stop,
             eos_ids: Vec::new(),
+            priority: 0,
             cache_salt: 0,
         })
     }
@@ -364,7 +368,7 @@ fn a_preemption_is_told_with_beneficiary_and_loss_and_nothing_is_admitted_beside
             break plan;
         }
     };
-    let preemption = plan.preempted[0];
+    let preemption = &plan.preempted[0];
     assert_eq!((preemption.victim, preemption.beneficiary), (RequestId(2), RequestId(1)));
     assert_eq!((preemption.freed_blocks, preemption.lost_tokens), (3, 12));
     assert!(plan.admitted.is_empty());

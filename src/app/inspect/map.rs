@@ -155,6 +155,7 @@ impl BlockMap {
             BlockDelta::Publish { hash, .. } => self.cells[block.idx()].hash = Some(hash),
             // What lies in the block changes hands, not the block.
             BlockDelta::Copy { .. } | BlockDelta::SwapOut { .. } | BlockDelta::SwapIn { .. } => {}
+            BlockDelta::HostFree { .. } => {}
             BlockDelta::Pin { .. } | BlockDelta::Unpin { .. } => {}
         }
         self.count(block);
@@ -323,6 +324,7 @@ fn block_of(delta: &BlockDelta) -> BlockId {
         | BlockDelta::SwapIn { block, .. }
         | BlockDelta::Pin { block }
         | BlockDelta::Unpin { block } => block,
+        BlockDelta::HostFree { .. } => BlockId::NULL,
     }
 }
 

@@ -4,6 +4,7 @@
 use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
+use super::kv_buffers::KvBuffers;
 use super::weights::{LayerWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention, RowKinds};
@@ -68,6 +69,7 @@ pub struct Forward {
     pub row_logprobs: Buffer,
     pub logits_stride: u32,
     pub max_logits: u32,
+    pub kv: KvBuffers,
 }
 
 /// Logits of one round are at most this many bytes (but always a row for each sequence).
@@ -92,8 +94,6 @@ struct Builder<'a> {
     cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
-    /// K and V of all layers.
-    pools: Vec<BufferSlice>,
 }
 
 impl Forward {
@@ -105,14 +105,15 @@ impl Forward {
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
-        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new(), pools: Vec::new() };
+        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
         let table = b.rope_table()?;
+        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers)?;
         let layers = (0..spec.num_layers as usize)
-            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table))
+            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table, &kv))
             .collect::<Result<_, _>>()?;
         let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
-        b.finish(weights, &scratch, embed, layers)
+        b.finish(weights, &scratch, embed, layers, kv)
     }
 
     /// Everything from token ids to logits and, if `samples`, to tokens.
@@ -207,20 +208,6 @@ impl Builder<'_> {
         })
     }
 
-    fn kv_format(&self) -> KvFormat {
-        if self.cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
-    }
-
-    fn kv_layout(&self) -> KvLayout {
-        KvLayout {
-            num_blocks: self.cfg.num_blocks,
-            block_size: self.cfg.block_size,
-            num_kv_heads: self.spec.num_kv_heads,
-            head_dim: self.spec.head_dim,
-            format: self.kv_format(),
-        }
-    }
-
     fn rope_shape(&self) -> rope_kv_write::Shape {
         rope_kv_write::Shape {
             num_heads: self.spec.num_heads,
@@ -229,7 +216,7 @@ impl Builder<'_> {
             rotary_dim: self.spec.rope.rotary_dim,
             interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
             qk_norm: self.spec.qk_norm,
-            kv: self.kv_format(),
+            kv: kv_format(self.cfg),
         }
     }
 
@@ -238,7 +225,7 @@ impl Builder<'_> {
             num_heads: self.spec.num_heads,
             num_kv_heads: self.spec.num_kv_heads,
             head_dim: self.spec.head_dim,
-            kv: self.kv_format(),
+            kv: kv_format(self.cfg),
         }
     }
 
@@ -259,12 +246,10 @@ impl Builder<'_> {
         weights: &LayerWeights,
         scratch: &Scratch,
         table: &BufferSlice,
+        kv: &KvBuffers,
     ) -> Result<Layer, LoadError> {
         let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
-        let kv = self.kv_layout();
-        let k_cache = self.gpu.alloc(&format!("layer {l} keys"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
-        let v_cache = self.gpu.alloc(&format!("layer {l} values"), kv.buffer_bytes(), BufferUse::Storage)?.whole();
-        self.pools.extend([k_cache.clone(), v_cache.clone()]);
+        let (k_cache, v_cache) = (kv.layers[l].k.whole(), kv.layers[l].v.whole());
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
@@ -388,6 +373,7 @@ impl Builder<'_> {
         scratch: &Scratch,
         embed: Embed,
         layers: Vec<Layer>,
+        kv: KvBuffers,
     ) -> Result<Forward, LoadError> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
@@ -404,10 +390,9 @@ impl Builder<'_> {
         let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix))?;
         let params = sample::Params { vocab, stride: logits_stride };
         let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
-        let pools = std::mem::take(&mut self.pools);
-        let block_bytes = self.kv_layout().buffer_bytes() / u64::from(self.cfg.num_blocks);
+        let planes: Vec<_> = kv.planes().map(|plane| (plane.buffer.whole(), plane.block_bytes)).collect();
         Ok(Forward {
-            copy_blocks: CopyBlocks::new(&mut self.context(), &pools, block_bytes)?,
+            copy_blocks: CopyBlocks::new(&mut self.context(), &planes)?,
             embed,
             layers,
             output_norm: self.norm(&weights.output_norm, scratch, &last, RowCount::Logits)?,
@@ -420,6 +405,22 @@ impl Builder<'_> {
             row_logprobs,
             logits_stride,
             max_logits,
+            kv,
         })
+    }
+}
+
+fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
+    if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
+}
+
+/// How each layer's cache lies.
+pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
+    KvLayout {
+        num_blocks: cfg.num_blocks,
+        block_size: cfg.block_size,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        format: kv_format(cfg),
     }
 }

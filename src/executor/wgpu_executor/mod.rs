@@ -7,6 +7,8 @@
 
 mod activation;
 mod forward;
+mod kv_buffers;
+mod swap;
 mod weights;
 
 use std::time::Instant;
@@ -14,13 +16,14 @@ use std::time::Instant;
 use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput, StepStats};
 use crate::batch::{StepBatch, Want};
 use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
+use crate::ids::HostSlot;
 use crate::kernels::attention::RowKinds;
-use crate::kernels::kv_layout::padded_head_dim;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
 use crate::model::spec::ModelSpec;
 use forward::{Forward, StepShape};
+use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
 
 pub use weights::Progress;
@@ -52,6 +55,7 @@ pub struct WgpuExecutor {
     meta: Buffer,
     meta_words: Vec<u32>,
     recording: Recording,
+    swapper: Swapper,
     in_flight: Option<Pending>,
 }
 
@@ -59,10 +63,21 @@ pub struct WgpuExecutor {
 struct Pending {
     step: u64,
     batch: StepBatch,
-    in_flight: InFlight,
+    /// The error of a step that failed after it had written pages.
+    launched: Result<Launched, GpuError>,
     started: Instant,
     /// Logit rows of the first submit.
     num_logits: u32,
+    swap_us: u32,
+}
+
+/// A submit, and what becomes of content that leaves the pool with it.
+struct Launched {
+    in_flight: InFlight,
+    /// Read back by this submit, after all else.
+    outgoing: Option<Outgoing>,
+    /// Read back by submits before it.
+    kept: Vec<(Outgoing, Vec<u8>)>,
 }
 
 impl WgpuExecutor {
@@ -97,11 +112,18 @@ impl WgpuExecutor {
             gpu,
             spec,
             cfg,
+            swapper: Swapper::new(&forward.kv, 0),
             weights,
             forward,
         };
         executor.warm_up()?;
         Ok(executor)
+    }
+
+    /// With so many places for blocks in host memory, allocated as they are filled.
+    pub fn with_host_blocks(mut self, num_host_blocks: u32) -> WgpuExecutor {
+        self.swapper = Swapper::new(&self.forward.kv, num_host_blocks);
+        self
     }
 
     /// The adapter that runs it.
@@ -116,6 +138,15 @@ impl WgpuExecutor {
         self.weights.embedding.bytes() + layers.chain(head).map(|p| p.matrix.bytes()).sum::<u64>()
     }
 
+    /// A block's bytes as they lie on the GPU, plane after plane: for tests and tools, not for the step loop.
+    pub fn read_block(&self, block: u32) -> Result<Vec<u8>, GpuError> {
+        let mut bytes = Vec::with_capacity(self.forward.kv.block_bytes() as usize);
+        for plane in self.forward.kv.planes() {
+            bytes.extend(self.gpu.read(&plane.block(block))?);
+        }
+        Ok(bytes)
+    }
+
     fn warm_up(&mut self) -> Result<(), GpuError> {
         self.gpu.write(&self.meta.slice(0, 128), &[0; 128]);
         self.recording.clear();
@@ -127,6 +158,7 @@ impl WgpuExecutor {
 
     fn check(&self, batch: &StepBatch) -> Result<(), ExecError> {
         batch.check(self.cfg.num_blocks, self.spec.vocab_size).map_err(ExecError::Rejected)?;
+        batch.check_transfers(self.cfg.num_blocks, self.num_host_blocks()).map_err(ExecError::Rejected)?;
         let limits = [
             ("tokens", batch.num_tokens(), self.cfg.max_tokens_per_step as usize),
             ("metadata words", step_meta::num_words(batch), (self.meta.size() / 4) as usize),
@@ -145,7 +177,12 @@ impl WgpuExecutor {
     }
 
     /// Writes the metadata and submits; `head_only` runs a further round of logit rows over the same hidden states.
-    fn submit(&mut self, batch: &StepBatch, head_only: bool) -> Result<InFlight, GpuError> {
+    fn submit(
+        &mut self,
+        batch: &StepBatch,
+        head_only: bool,
+        swaps: bool,
+    ) -> Result<(InFlight, Option<Outgoing>), GpuError> {
         step_meta::encode(batch, &mut self.meta_words);
         let bytes = bytemuck::cast_slice(&self.meta_words);
         self.gpu.write(&self.meta.slice(0, bytes.len() as u64), bytes);
@@ -159,6 +196,13 @@ impl WgpuExecutor {
         };
         let samples = batch.want == Want::Ids;
         self.recording.clear();
+        let mut outgoing = None;
+        if swaps && !batch.swap_out.is_empty() {
+            outgoing = Some(self.swapper.record_out(&self.gpu, &mut self.recording, &batch.swap_out)?);
+        }
+        if swaps && !batch.swap_in.is_empty() {
+            self.swapper.record_in(&self.gpu, &mut self.recording, &batch.swap_in)?;
+        }
         if head_only {
             self.forward.record_head(&mut self.recording, shape, samples);
         } else {
@@ -174,7 +218,45 @@ impl WgpuExecutor {
         } else if rows > 0 {
             readback.push(self.forward.logits.slice(0, rows * u64::from(self.forward.logits_stride) * 4));
         }
-        self.replayer.submit(&self.gpu, &self.recording, &readback)
+        let outgoing = outgoing.map(|(outgoing, slice)| {
+            readback.push(slice);
+            outgoing
+        });
+        Ok((self.replayer.submit(&self.gpu, &self.recording, &readback)?, outgoing))
+    }
+
+    /// Everything of a step that is launched. The error says whether pages were written before it.
+    fn submit_all(&mut self, batch: &StepBatch, swap_us: &mut u32) -> Result<Launched, (GpuError, bool)> {
+        let started = Instant::now();
+        let most = batch.swap_out.len().max(batch.swap_in.len());
+        let in_rounds = most > self.swapper.blocks_per_round();
+        let mut kept = Vec::new();
+        if in_rounds {
+            let gpu = (&self.gpu, &mut self.replayer);
+            kept = swap::in_rounds(&mut self.swapper, gpu, &batch.swap_out, &batch.swap_in)?;
+            *swap_us = started.elapsed().as_micros() as u32;
+        }
+        let submitted = if batch.num_logits() > self.forward.max_logits as usize {
+            let round = self.round(batch, 0);
+            self.submit(&round, false, !in_rounds)
+        } else {
+            self.submit(batch, false, !in_rounds)
+        };
+        let (in_flight, outgoing) = submitted.map_err(|error| (error, in_rounds))?;
+        Ok(Launched { in_flight, outgoing, kept })
+    }
+
+    /// Stores the content that left the pool with a finished submit.
+    fn keep(&mut self, outgoing: Option<Outgoing>, kept: &[(Outgoing, Vec<u8>)], finished: &mut Finished) -> u32 {
+        let started = Instant::now();
+        for (outgoing, bytes) in kept {
+            self.swapper.keep(outgoing, bytes);
+        }
+        if let Some(outgoing) = outgoing {
+            let bytes = finished.readback.pop().unwrap_or_default();
+            self.swapper.keep(&outgoing, &bytes);
+        }
+        started.elapsed().as_micros() as u32
     }
 
     /// Logit rows from `first` on, as many as one round takes.
@@ -192,8 +274,10 @@ impl WgpuExecutor {
     }
 
     fn finish(&mut self, pending: Pending) -> Result<StepOutput, GpuError> {
-        let finished = self.replayer.wait(&self.gpu, pending.in_flight)?;
-        let mut out = StepOutput { stats: stats_of(&finished), ..StepOutput::default() };
+        let Launched { in_flight, outgoing, kept } = pending.launched?;
+        let mut finished = self.replayer.wait(&self.gpu, in_flight)?;
+        let swap_us = pending.swap_us + self.keep(outgoing, &kept, &mut finished);
+        let mut out = StepOutput { stats: stats_of(&finished), swap_us, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);
@@ -201,7 +285,7 @@ impl WgpuExecutor {
             while first < pending.batch.num_logits() {
                 let round = self.round(&pending.batch, first);
                 first += round.num_logits();
-                let in_flight = self.submit(&round, true)?;
+                let (in_flight, _) = self.submit(&round, true, false)?;
                 let finished = self.replayer.wait(&self.gpu, in_flight)?;
                 self.take_logits(&finished, &mut logits);
                 add(&mut out.stats, stats_of(&finished));
@@ -236,16 +320,16 @@ impl Executor for WgpuExecutor {
         self.check(batch)?;
         let started = Instant::now();
         let batch = batch.clone();
-        let in_flight = if batch.num_logits() > self.forward.max_logits as usize {
-            let round = self.round(&batch, 0);
-            self.submit(&round, false)
-        } else {
-            self.submit(&batch, false)
-        }
-        .map_err(exec_error)?;
+        let mut swap_us = 0;
+        let launched = match self.submit_all(&batch, &mut swap_us) {
+            Ok(launched) => Ok(launched),
+            // Pages were written: the step counts as launched, and fails when it is waited for.
+            Err((error, true)) => Err(error),
+            Err((error, false)) => return Err(exec_error(error)),
+        };
         let num_logits = (batch.num_logits() as u32).min(self.forward.max_logits);
         let step = batch.step;
-        self.in_flight = Some(Pending { step, batch, in_flight, started, num_logits });
+        self.in_flight = Some(Pending { step, batch, launched, started, num_logits, swap_us });
         Ok(StepHandle(step))
     }
 
@@ -269,9 +353,19 @@ impl Executor for WgpuExecutor {
     }
 
     fn kv_bytes_per_block(&self) -> u64 {
-        let bytes = if self.cfg.precise { 4 } else { 2 };
-        let per_token = u64::from(self.spec.num_kv_heads) * u64::from(padded_head_dim(self.spec.head_dim)) * bytes * 2;
-        per_token * u64::from(self.spec.num_layers) * u64::from(self.cfg.block_size)
+        self.forward.kv.block_bytes()
+    }
+
+    fn num_host_blocks(&self) -> u32 {
+        self.swapper.store().num_slots()
+    }
+
+    fn read_host(&self, slot: HostSlot) -> Option<&[u8]> {
+        self.swapper.store().get(slot)
+    }
+
+    fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
+        self.swapper.put(slot, bytes)
     }
 }
 

@@ -30,8 +30,8 @@ fn copies_match_the_reference_in_every_pool() {
                 let mut pools: Vec<Vec<u32>> =
                     (0..num_pools).map(|_| (0..NUM_BLOCKS * words).map(|_| random.bits() as u32).collect()).collect();
                 let buffers: Vec<_> = pools.iter().map(|pool| rig.upload("pool", pool)).collect();
-                let slices: Vec<_> = buffers.iter().map(|b| b.whole()).collect();
-                let kernel = rig.build(&meta, false, |ctx| CopyBlocks::new(ctx, &slices, words as u64 * 4));
+                let slices: Vec<_> = buffers.iter().map(|b| (b.whole(), words as u64 * 4)).collect();
+                let kernel = rig.build(&meta, false, |ctx| CopyBlocks::new(ctx, &slices));
                 let mut recording = Recording::new("copy blocks");
                 kernel.record(&mut recording, copies.len() as u32);
                 assert_eq!(recording.num_dispatches() > 0, !copies.is_empty(), "a step without copies has no dispatch");

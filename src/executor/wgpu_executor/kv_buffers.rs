@@ -1,0 +1,53 @@
+//! Everything on the GPU that is indexed by a block id.
+//!
+//! Guarantees: a block is one contiguous run of bytes in each plane, and the planes together are all that a block holds.
+//! What copies or swaps blocks walks [`KvBuffers::planes`] and needs to know nothing else about formats.
+
+use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError};
+use crate::kernels::kv_layout::KvLayout;
+
+/// The KV pool: keys and values of each layer.
+#[derive(Clone, Debug)]
+pub struct KvBuffers {
+    pub layout: KvLayout,
+    pub layers: Vec<LayerKv>,
+}
+
+/// One layer's keys and values.
+#[derive(Clone, Debug)]
+pub struct LayerKv {
+    pub k: Buffer,
+    pub v: Buffer,
+}
+
+/// One buffer in which block `b` is bytes `b * block_bytes..(b + 1) * block_bytes`; a multiple of 4.
+#[derive(Clone, Copy, Debug)]
+pub struct Plane<'a> {
+    pub buffer: &'a Buffer,
+    pub block_bytes: u64,
+}
+
+impl Plane<'_> {
+    pub fn block(&self, block: u32) -> BufferSlice {
+        self.buffer.slice(u64::from(block) * self.block_bytes, self.block_bytes)
+    }
+}
+
+impl KvBuffers {
+    pub fn alloc(gpu: &Gpu, layout: KvLayout, num_layers: u32) -> Result<KvBuffers, GpuError> {
+        let alloc = |label: String| gpu.alloc(&label, layout.buffer_bytes(), BufferUse::Storage);
+        let layer = |l| Ok(LayerKv { k: alloc(format!("layer {l} keys"))?, v: alloc(format!("layer {l} values"))? });
+        Ok(KvBuffers { layout, layers: (0..num_layers).map(layer).collect::<Result<_, GpuError>>()? })
+    }
+
+    /// All planes, in a fixed order.
+    pub fn planes(&self) -> impl Iterator<Item = Plane<'_>> {
+        let block_bytes = self.layout.block_bytes();
+        self.layers.iter().flat_map(|l| [&l.k, &l.v]).map(move |buffer| Plane { buffer, block_bytes })
+    }
+
+    /// Bytes of one block over all planes.
+    pub fn block_bytes(&self) -> u64 {
+        self.planes().map(|p| p.block_bytes).sum()
+    }
+}
