@@ -8,7 +8,8 @@ use crate::engine::Run;
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{
-    Decoding, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, SamplingParams, TokenLogprobs, Usage,
+    BeamParams, Decoding, EarlyStopping, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings,
+    SamplingParams, TokenLogprobs, Usage,
 };
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Value, json};
@@ -38,6 +39,15 @@ pub struct GenerateArgs {
     /// Outputs per prompt
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub n: u32,
+    /// Search with this many beams; -n of the best outputs are returned
+    #[arg(long, value_name = "W", conflicts_with_all = ["temperature", "top_p", "top_k", "min_p", "logprobs"])]
+    pub beam_width: Option<u32>,
+    /// Beams are ranked by log-probability / length ^ this
+    #[arg(long, value_name = "P", default_value_t = 1.0, requires = "beam_width", allow_negative_numbers = true)]
+    pub length_penalty: f32,
+    /// When the search ends: at as many outputs as beams, when no better one is likely, or when none is possible
+    #[arg(long, value_name = "WHEN", default_value = "false", requires = "beam_width", value_parser = ["true", "false", "never"])]
+    pub early_stopping: String,
     /// At most this many tokens per output (default: 256, less where the context ends before)
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<HumanInt>,
@@ -57,6 +67,8 @@ pub struct Output {
     pub token_ids: Vec<TokenId>,
     pub logprobs: Vec<TokenLogprobs>,
     pub finish: Option<FinishReason>,
+    /// What a beam search ranks by.
+    pub score: Option<f32>,
     pub usage: Usage,
     pub timings: RunTimings,
 }
@@ -81,7 +93,7 @@ pub fn run(args: &GenerateArgs) -> CliResult {
         let mut outputs = Vec::new();
         for run in runs {
             let show = |delta: &str| if streams_text { out::text(delta) } else { Ok(()) };
-            outputs.push(collect(&run, show)?);
+            outputs.extend(collect_all(&run, show)?);
         }
         report(args, &session.model, prompt, &outputs, streams_text)?;
     }
@@ -112,14 +124,16 @@ fn submit_all(
         let mut runs = Vec::new();
         let room = session.model.max_model_len.saturating_sub(prompt.len() as u32).max(1);
         let max_tokens = args.max_tokens.unwrap_or(HumanInt(DEFAULT_MAX_TOKENS.min(room)));
-        for choice in 0..args.n {
+        let decoding = args.decoding();
+        let num_runs = if args.beam_width.is_some() { 1 } else { args.n };
+        for choice in 0..num_runs {
             let sampling = args.sampling.params(&session.model.defaults);
             runs.push(session.engine.submit(GenerateRequest {
                 owner: OwnerTag { id: i as u64, label: format!("prompt {}", i + 1) },
                 prompt: prompt.clone(),
                 sampling: SamplingParams { seed: sampling.seed.map(|s| choice_seed(s, choice)), ..sampling },
                 stop: args.sampling.stop_rules(Some(max_tokens)),
-                decoding: Decoding::ONE,
+                decoding: decoding.clone(),
                 priority: 0,
                 cache_salt: 0,
                 adapter: 0,
@@ -135,31 +149,60 @@ fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Reads a run to its end, showing text as it comes. Ctrl-C ends it with exit code 130.
-pub fn collect(run: &Run, mut show: impl FnMut(&str) -> Result<(), CliError>) -> Result<Output, CliError> {
-    let mut output = Output::default();
+impl GenerateArgs {
+    fn decoding(&self) -> Decoding {
+        let Some(width) = self.beam_width else { return Decoding::ONE };
+        let early_stopping = match self.early_stopping.as_str() {
+            "true" => EarlyStopping::AtOnce,
+            "never" => EarlyStopping::Never,
+            _ => EarlyStopping::Heuristic,
+        };
+        let length_penalty = self.length_penalty;
+        Decoding::Beam(BeamParams { width, num_return: self.n, length_penalty, early_stopping })
+    }
+}
+
+/// Reads a run of one output to its end, showing text as it comes. Ctrl-C ends it with exit code 130.
+pub fn collect(run: &Run, show: impl FnMut(&str) -> Result<(), CliError>) -> Result<Output, CliError> {
+    Ok(collect_all(run, show)?.swap_remove(0))
+}
+
+/// Reads a run to its end: all its outputs, at least one. The run's usage and times are with the first.
+pub fn collect_all(run: &Run, mut show: impl FnMut(&str) -> Result<(), CliError>) -> Result<Vec<Output>, CliError> {
+    let mut outputs = vec![Output::default()];
     loop {
         interrupt::check()?;
         match run.recv_timeout(Duration::from_millis(100)) {
-            Some(EngineEvent::Text { delta, tokens, logprobs, .. }) => {
+            Some(EngineEvent::Text { choice, delta, tokens, logprobs }) => {
                 show(&delta)?;
+                let output = of_choice(&mut outputs, choice);
                 output.text.push_str(&delta);
                 output.token_ids.extend(tokens);
                 output.logprobs.extend(logprobs);
             }
+            Some(EngineEvent::Choice { choice, reason, score, .. }) => {
+                let output = of_choice(&mut outputs, choice);
+                output.finish = Some(reason);
+                output.score = score;
+            }
             Some(EngineEvent::Finished { reason, usage, timings }) => {
-                return Ok(Output { finish: Some(reason), usage, timings, ..output });
+                outputs[0].finish.get_or_insert(reason);
+                outputs[0].usage = usage;
+                outputs[0].timings = timings;
+                return Ok(outputs);
             }
             Some(EngineEvent::Failed { error }) => return Err(error.into()),
-            Some(
-                EngineEvent::Started { .. }
-                | EngineEvent::Reading { .. }
-                | EngineEvent::Preempted { .. }
-                | EngineEvent::Choice { .. },
-            )
-            | None => {}
+            Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
         }
     }
+}
+
+fn of_choice(outputs: &mut Vec<Output>, choice: u32) -> &mut Output {
+    let choice = choice as usize;
+    if outputs.len() <= choice {
+        outputs.resize_with(choice + 1, Output::default);
+    }
+    &mut outputs[choice]
 }
 
 fn report(
@@ -204,6 +247,9 @@ fn output_json(index: usize, output: &Output, tokenizer: &Tokenizer) -> Value {
         "token_ids": output.token_ids,
         "finish_reason": output.finish.as_ref().map(FinishReason::api_word),
     });
+    if let Some(score) = output.score {
+        item["score"] = Value::from(score);
+    }
     if !output.logprobs.is_empty() {
         let one = |token: TokenId, logprob: f32| json!({ "token_id": token, "token": tokenizer.token_text(token), "logprob": logprob });
         let rows: Vec<Value> = output

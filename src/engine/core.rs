@@ -4,6 +4,7 @@
 //! ends that request alone; after [`EngineCore::rebuild`] every live request goes on from its tokens and no text is sent
 //! twice. It does not catch panics: `thread.rs` does.
 
+use super::beams::Searches;
 use super::budget::{AdaptiveBudget, StepCost};
 use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
@@ -54,6 +55,7 @@ pub struct EngineCore {
     scheduler: Scheduler,
     batch: StepBatch,
     runs: HashMap<RequestId, LiveRun>,
+    searches: Searches,
     budget: AdaptiveBudget,
     step: u64,
     num_failed_steps: u32,
@@ -100,6 +102,7 @@ impl EngineCore {
             rebuild,
             batch: StepBatch::default(),
             runs: HashMap::new(),
+            searches: Searches::default(),
             budget: AdaptiveBudget::default(),
             num_failed_steps: 0,
             shrunk_budget: None,
@@ -113,11 +116,12 @@ impl EngineCore {
     }
 
     /// Queues a request; a refusal is its terminal event.
-    pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
+    pub(super) fn add(&mut self, id: RequestId, mut request: GenerateRequest, events: EventSink) {
+        let search = self.searches.prepare(&mut request, &self.model);
         let text = TextOutput::new(self.model.tokenizer.clone(), &request.stop.stop_strings);
         let submitted_us = micros64(events.created().saturating_duration_since(self.started));
         let run = LiveRun::new(request.owner, events, text, submitted_us);
-        let added = self.scheduler.add(NewSequence {
+        let new = NewSequence {
             id,
             prompt: request.prompt,
             seed: request.sampling.seed.unwrap_or(id.0),
@@ -126,7 +130,11 @@ impl EngineCore {
             eos_ids: self.model.eos_token_ids.clone(),
             priority: request.priority,
             cache_salt: request.cache_salt,
-        });
+        };
+        let added = match search {
+            None => self.scheduler.add(new),
+            Some(search) => self.searches.start(search, new, &mut self.scheduler),
+        };
         match added {
             Ok(()) => drop(self.runs.insert(id, run)),
             Err(error) => {
@@ -167,7 +175,11 @@ impl EngineCore {
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
-        let committed = self.scheduler.commit(&plan, &output.tokens, &output.not_finite);
+        let advances = self.searches.advance(&self.scheduler.gang_rows(&plan), &output);
+        let committed = self.scheduler.commit_gangs(&plan, &output.tokens, &output.not_finite, &advances);
+        let at = self.step_time();
+        let searching = advances.iter().map(|advance| advance.gang);
+        searching.for_each(|id| drop(self.runs.get_mut(&id).map(|run| run.progress(at))));
         let mut record = StepRecord {
             step: self.step,
             t0_us: micros64(start.duration_since(self.started)),
@@ -341,6 +353,7 @@ impl EngineCore {
             match ended.outcome {
                 Ok(reason) => self.settle(run, ended.request, stop.unwrap_or(reason), ended.usage),
                 Err(error) => {
+                    self.searches.take(ended.request);
                     run.flush(&FinishReason::Aborted);
                     run.events.push(EngineEvent::Failed { error });
                     // Telemetry has no word for a failed run; it left the batch without finishing.
@@ -350,8 +363,12 @@ impl EngineCore {
         }
     }
 
-    fn settle(&mut self, mut run: LiveRun, id: RequestId, reason: FinishReason, usage: Usage) {
+    fn settle(&mut self, mut run: LiveRun, id: RequestId, reason: FinishReason, mut usage: Usage) {
         run.flush(&reason);
+        if let Some(search) = self.searches.take(id).filter(|_| reason != FinishReason::Aborted) {
+            usage.output_tokens = search.num_output_tokens();
+            search.outputs().into_iter().for_each(|event| run.events.push(event));
+        }
         let timings = run.timings();
         self.remember(&run, id, reason.clone(), usage);
         run.events.push(EngineEvent::Finished { reason, usage, timings });
@@ -441,15 +458,20 @@ impl EngineCore {
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
-            infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, None)));
+            infos.extend(self.run_of(seq).map(|run| run.info(seq, None)));
         }
         for (i, seq) in self.scheduler.waiting().enumerate() {
             let told = self.reasons.iter().find(|(id, _)| *id == seq.id()).map(|(_, reason)| *reason);
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
-            infos.extend(self.runs.get(&seq.id()).map(|run| run.info(seq, Some(reason))));
+            infos.extend(self.run_of(seq).map(|run| run.info(seq, Some(reason))));
         }
         infos.extend(self.finished.iter().cloned());
         infos
+    }
+
+    /// The run that a sequence works for.
+    fn run_of(&self, seq: &scheduler::Sequence) -> Option<&LiveRun> {
+        self.runs.get(&seq.gang().unwrap_or(seq.id()))
     }
 
     /// Work ran out: shows the final state and checks the books.
@@ -469,6 +491,9 @@ impl EngineCore {
         self.scheduler.restart(new_cache(&*executor, &self.options));
         self.executor = Some(executor);
         self.num_failed_steps = 0;
+        for id in self.searches.out_of_step(&self.scheduler) {
+            self.fail(id, &RunError::Engine("a step of the beam search fell over half-way".into()));
+        }
         self.catch_up();
         self.settle_ended(&HashMap::new());
         self.shared.add_totals(|t| t.recoveries += 1);
@@ -481,7 +506,7 @@ impl EngineCore {
         let at = self.step_time();
         let mut stopped = Vec::new();
         for (&id, run) in &mut self.runs {
-            let Some(seq) = self.scheduler.get(id) else { continue };
+            let Some(seq) = self.scheduler.get(id).filter(|seq| seq.gang().is_none()) else { continue };
             let missing: Vec<TokenId> = seq.output().iter().skip(run.num_emitted()).copied().collect();
             for token in missing {
                 if let Some(stop) = run.token(at, token, None, false) {

@@ -31,11 +31,13 @@
 //! # }
 //! ```
 
+use super::beams;
 use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use crate::ids::RequestId;
 use crate::protocol::{Decoding, EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
+use crate::scheduler::gang_bound;
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -297,7 +299,8 @@ impl EngineHandle {
     pub fn submit(&self, mut request: GenerateRequest) -> Result<Run, RunError> {
         let model = self.model().ok_or(RunError::NoModel)?;
         check_request(&request, &model)?;
-        let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let num_ids = u64::from(request.decoding.num_sequences().max(1));
+        let id = RequestId(self.inner.next_id.fetch_add(num_ids, Ordering::Relaxed));
         if request.sampling.seed.is_none() {
             request.sampling.seed = Some(self.draw_seed(id));
         }
@@ -520,9 +523,13 @@ impl Drop for Run {
 /// Everything that can be known at submit, so that no request waits for what cannot happen.
 fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
-    if request.decoding != Decoding::ONE {
-        let message = "must be one sampled output".into();
-        return Err(InvalidParam { field: "decoding", message }.into());
+    match &request.decoding {
+        Decoding::Beam(params) => beams::check(params, request, model)?,
+        Decoding::Sample { n: 1, best_of: 1 } => {}
+        Decoding::Sample { .. } => {
+            let message = "must be one sampled output".into();
+            return Err(InvalidParam { field: "decoding", message }.into());
+        }
     }
     let prompt = request.prompt.len() as u32;
     if prompt == 0 {
@@ -546,7 +553,11 @@ fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), R
     if needed > max_model_len {
         return Err(RunError::ContextExceeded { needed, max_model_len });
     }
-    let (needed, total) = (needed.div_ceil(model.block_size), model.num_blocks - 1);
+    let blocks = match &request.decoding {
+        Decoding::Beam(params) => gang_bound(model.block_size, prompt, needed, params.width),
+        Decoding::Sample { .. } => needed.div_ceil(model.block_size),
+    };
+    let (needed, total) = (blocks, model.num_blocks - 1);
     if needed > total {
         return Err(RunError::NeverFits { needed, total });
     }

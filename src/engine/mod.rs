@@ -5,8 +5,9 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`stop_strings`], [`budget`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`output`], [`beams`], [`stop_strings`], [`budget`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
+pub mod beams;
 pub mod budget;
 pub mod core;
 pub mod fake;

@@ -67,9 +67,7 @@ impl LiveRun {
         logprobs: Option<TokenLogprobs>,
         is_stop_token: bool,
     ) -> Option<String> {
-        self.first_token_us.get_or_insert(at.now_us);
-        self.last_token_us = Some(at.now_us);
-        self.last_step = at.step;
+        self.progress(at);
         self.num_emitted += 1;
         if is_stop_token {
             self.events.push(self.text.push_stop_token(token, logprobs));
@@ -78,6 +76,13 @@ impl LiveRun {
         let piece = self.text.push(token, logprobs);
         self.events.push(piece.event);
         piece.stop
+    }
+
+    /// A step brought the run further, though no text is told yet.
+    pub fn progress(&mut self, at: StepTime) {
+        self.first_token_us.get_or_insert(at.now_us);
+        self.last_token_us = Some(at.now_us);
+        self.last_step = at.step;
     }
 
     /// Output tokens turned to text so far.
@@ -121,8 +126,8 @@ impl LiveRun {
             output_tokens: seq.num_output(),
             num_computed: seq.num_computed(),
             blocks: seq.table().ids().to_vec(),
-            parent: None,
-            choice: 0,
+            parent: seq.parent(),
+            choice: seq.gang().map_or(0, |gang| (seq.id().0 - gang.0) as u32),
             priority: 0,
             swapped_blocks: 0,
             preemptions: seq.preemptions(),

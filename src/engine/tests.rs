@@ -1,5 +1,7 @@
 //! The engine on the simulation: aborts, slow clients, stop strings, preemption, faults, the end of the thread.
 
+mod beams;
+
 use super::handle::{EngineHandle, EngineStatus, Run};
 use super::options::{FakeFault, FakeOptions};
 use crate::ids::RequestId;

@@ -5,7 +5,7 @@
 //! shares its blocks, and whoever writes a shared block first takes a copy of it in the next plan. A gang gives way as
 //! one request and is one entry of the queue: its leader, the sequence with the gang's own id. When it comes back, the
 //! leader computes what is not cached, and the others take from their neighbours what they have in common, so that a gang
-//! never needs more than [`Scheduler::gang_bound`] blocks; a gang that can never have them is refused at once.
+//! never needs more than [`gang_bound`] blocks; a gang that can never have them is refused at once.
 //!
 //! Blocks of a beam that was dropped stay findable by prefix when they were published: they hold what was computed for
 //! the tokens that name them, whatever became of the beam.
@@ -72,6 +72,14 @@ pub struct GangBlocks {
     pub held: u32,
 }
 
+/// Blocks that `width` beams of `tokens` tokens may come to need: they share the full blocks of their prompt, and may
+/// share nothing else.
+pub fn gang_bound(block_size: u32, prompt: u32, tokens: u32, width: u32) -> u32 {
+    let shared = prompt / block_size;
+    let own = tokens.div_ceil(block_size).saturating_sub(shared);
+    shared.saturating_add(own.saturating_mul(width))
+}
+
 impl Scheduler {
     /// Queues a search of `width` beams, with ids `new.id .. new.id + width`, or refuses it as [`Self::add`] does. It
     /// starts as one sequence.
@@ -99,12 +107,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Blocks that `width` beams of `tokens` tokens need: they share the full blocks of their prompt and may share nothing
-    /// else.
-    pub fn gang_bound(&self, prompt: u32, tokens: u32, width: u32) -> u32 {
-        let shared = prompt / self.kv.block_size();
-        let own = self.kv.blocks_for(tokens).saturating_sub(shared);
-        shared.saturating_add(own.saturating_mul(width))
+    fn gang_bound(&self, prompt: u32, tokens: u32, width: u32) -> u32 {
+        gang_bound(self.kv.block_size(), prompt, tokens, width)
     }
 
     /// The gangs whose beams all have logits in this plan.

@@ -18,9 +18,13 @@ mod planner;
 mod policy;
 mod sequence;
 
+#[cfg(test)]
+#[path = "tests/gangs.rs"]
+mod gang_tests;
+
 pub use commit::{Committed, RowResult};
 pub use fork::{NewFork, QueuePlace};
-pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows};
+pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows, gang_bound};
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
