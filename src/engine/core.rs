@@ -178,8 +178,11 @@ impl EngineCore {
         let advances = self.searches.advance(&self.scheduler.gang_rows(&plan), &output);
         let committed = self.scheduler.commit_gangs(&plan, &output.tokens, &output.not_finite, &advances);
         let at = self.step_time();
-        let searching = advances.iter().map(|advance| advance.gang);
-        searching.for_each(|id| drop(self.runs.get_mut(&id).map(|run| run.progress(at))));
+        for advance in &advances {
+            if let Some(run) = self.runs.get_mut(&advance.gang) {
+                run.progress(at);
+            }
+        }
         let mut record = StepRecord {
             step: self.step,
             t0_us: micros64(start.duration_since(self.started)),

@@ -86,8 +86,8 @@ fn outputs_come_whole_and_ranked_and_all_blocks_come_back() {
 
 #[test]
 fn a_gang_under_pressure_finds_what_it_finds_alone() {
-    // Blocks of 4 tokens; each search needs up to 4 + 3 * 9 of the 40 blocks, so that three cannot stay.
-    let options = FakeOptions { num_blocks: 41, block_size: 4, ..FakeOptions::small() };
+    // Blocks of 4 tokens; each search needs up to 6 + 3 * 6 of the 27 blocks, so that two cannot stay.
+    let options = FakeOptions { num_blocks: 28, block_size: 4, ..FakeOptions::small() };
     let engine = EngineHandle::start_fake(options);
     let requests: Vec<_> = (0..3).map(|i| search(&format!("{i} a prompt of one story"), 3, 24)).collect();
     let runs: Vec<Run> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();

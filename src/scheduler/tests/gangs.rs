@@ -40,12 +40,9 @@ fn request(id: u64, prompt: Vec<TokenId>) -> NewSequence {
 fn step(scheduler: &mut Scheduler, step: u64, children: &[(usize, TokenId)]) -> StepPlan {
     let plan = scheduler.plan_step(PlanInputs { step, max_tokens: 64, max_prefill_tokens: 64 });
     let next: Vec<_> = children.iter().map(|&(parent, token)| GangChild { parent, token }).collect();
-    let advances = scheduler
-        .gang_rows(&plan)
-        .iter()
-        .map(|rows| rows.gang)
-        .map(|gang| GangAdvance { gang, next: GangNext::Beams(next.clone()) });
-    let advances: Vec<_> = advances.collect();
+    let gangs: Vec<RequestId> = scheduler.gang_rows(&plan).iter().map(|rows| rows.gang).collect();
+    let advance = |gang| GangAdvance { gang, next: GangNext::Beams(next.clone()) };
+    let advances: Vec<_> = gangs.into_iter().map(advance).collect();
     let sampled = vec![7; plan.num_logits()];
     scheduler.commit_gangs(&plan, &sampled, &vec![false; sampled.len()], &advances);
     plan
