@@ -39,6 +39,8 @@ shot() {
     for _ in $(seq 100); do [ -s "$temp/display" ] && break; sleep 0.1; done
     DISPLAY=":$(cat "$temp/display")"
     export DISPLAY
+    # The pointer stands in the middle of the screen and would raise a tooltip.
+    if command -v xdotool >/dev/null; then xdotool mousemove 1 1; fi
     "$binary" app --size "$size" --data-dir "$temp/data-$name" "$@" >"$temp/$name.log" 2>&1 &
     app_pid=$!
     local waited=0
@@ -48,8 +50,6 @@ shot() {
         sleep 1
         waited=$((waited + 1))
     done
-    # The pointer stands in the middle of the screen and would raise a tooltip.
-    if command -v xdotool >/dev/null; then xdotool mousemove 1 1; fi
     sleep 2
     import -window root "$out/$name.png"
     stop "$app_pid"; app_pid=''

@@ -3,6 +3,9 @@
 use crate::ids::{BlockId, HostSlot, SeqSlot, TokenId};
 use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
+use prefix_groups::{PrefixGroups, Tables};
+
+pub mod prefix_groups;
 
 pub use crate::scheduler::HostTransfer;
 
@@ -34,6 +37,8 @@ pub struct StepBatch {
     /// `logit_bias` entries, each token once per row.
     pub biases: Vec<(TokenId, f32)>,
     pub bias_start: Vec<u32>, // [num_logits + 1]
+    /// Rows whose tables begin with the same blocks: they may read them together. [`StepBatch::find_groups`] fills it.
+    pub groups: PrefixGroups,
     /// Content to be copied between blocks and host memory before anything is computed: first all that goes out, then
     /// all that comes in.
     pub swap_out: Vec<HostTransfer>,
@@ -124,10 +129,12 @@ impl StepBatch {
             penalty_start,
             biases,
             bias_start,
+            groups,
             swap_out,
             swap_in,
             want,
         } = self;
+        groups.clear();
         *step = 0;
         *block_size = 0;
         *want = Want::Ids;
@@ -240,6 +247,18 @@ impl StepBatch {
                 logits,
             });
         }
+        self.find_groups();
+    }
+
+    /// Finds rows that share leading blocks, once all rows are in.
+    pub fn find_groups(&mut self) {
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.find(self.tables());
+        self.groups = groups;
+    }
+
+    fn tables(&self) -> Tables<'_> {
+        Tables { block_size: self.block_size, blocks: &self.block_tables, start: &self.block_table_start }
     }
 
     /// Empties the batch for a step, to be filled with [`StepBatch::push_row`].
@@ -337,7 +356,8 @@ impl StepBatch {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
         self.check_copies(num_blocks)?;
-        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))
+        (0..rows).try_for_each(|row| self.check_row(row, num_blocks))?;
+        self.groups.check(self.tables())
     }
 
     /// So that copies may be done at once or in any order.

@@ -4,7 +4,7 @@
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
 use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
-use crate::telemetry::VictimPolicy;
+use crate::telemetry::{QueuePolicy, VictimPolicy};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -115,6 +115,8 @@ pub struct EngineSection {
     pub gpu_memory_utilization: Option<f32>,
     pub num_gpu_blocks_override: Option<HumanInt>,
     pub prefix_caching: Option<bool>,
+    pub scheduling_policy: Option<String>,
+    pub long_prefill_token_threshold: Option<HumanInt>,
     pub victim_policy: Option<String>,
     pub max_queue: Option<HumanInt>,
 }
@@ -135,6 +137,8 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "gpu_memory_utilization",
             "num_gpu_blocks_override",
             "prefix_caching",
+            "scheduling_policy",
+            "long_prefill_token_threshold",
             "victim_policy",
             "max_queue",
         ],
@@ -283,6 +287,12 @@ pub struct EngineArgs {
     /// Compute every prompt anew
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
+    /// Who is admitted first: fcfs, priority, longest-prefix or fair (the default: clients share by tokens)
+    #[arg(long, value_name = "NAME", env = "KVASIR_SCHEDULING_POLICY", hide_env_values = true)]
+    pub scheduling_policy: Option<String>,
+    /// Tokens of one prompt per step at most; 0 (the default) leaves it to the step's budget
+    #[arg(long, value_name = "N", env = "KVASIR_LONG_PREFILL_TOKEN_THRESHOLD", hide_env_values = true)]
+    pub long_prefill_token_threshold: Option<HumanInt>,
     /// Who gives way when KV blocks are short: last-in, least-computed or priority
     #[arg(long, value_name = "NAME", env = "KVASIR_VICTIM_POLICY", hide_env_values = true)]
     pub victim_policy: Option<String>,
@@ -357,6 +367,19 @@ impl EngineArgs {
                 (2, 1 << 24),
             )?,
             prefix_caching,
+            scheduling_policy: word_of(
+                "scheduling_policy",
+                &SCHEDULING_POLICIES,
+                self.scheduling_policy.as_deref(),
+                &file.scheduling_policy,
+            )?,
+            long_prefill_token_threshold: int(
+                "long_prefill_token_threshold",
+                self.long_prefill_token_threshold,
+                file.long_prefill_token_threshold,
+                (0, 16_384),
+            )?
+            .unwrap_or(0),
             adaptive_budget: true,
             victim_policy: word_of(
                 "victim_policy",
@@ -374,6 +397,13 @@ impl EngineArgs {
         })
     }
 }
+
+const SCHEDULING_POLICIES: [(&str, QueuePolicy); 4] = [
+    ("fair", QueuePolicy::Fair),
+    ("fcfs", QueuePolicy::Fcfs),
+    ("priority", QueuePolicy::Priority),
+    ("longest-prefix", QueuePolicy::LongestPrefix),
+];
 
 const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
     ("last-in", VictimPolicy::LastIn),
@@ -428,6 +458,10 @@ mod tests {
         assert_eq!((options.max_model_len, options.max_num_batched_tokens), (Some(4096), 512));
         let args = EngineArgs { enable_prefix_caching: true, ..EngineArgs::default() };
         assert!(args.resolve(&file.engine, Path::new("cache"), None).unwrap().prefix_caching);
+        assert_eq!(options.scheduling_policy, QueuePolicy::Fair);
+        let args = EngineArgs { scheduling_policy: Some("longest-prefix".into()), ..EngineArgs::default() };
+        let options = args.resolve(&file.engine, Path::new("cache"), None).unwrap();
+        assert_eq!(options.scheduling_policy, QueuePolicy::LongestPrefix);
     }
 
     #[test]

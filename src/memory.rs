@@ -50,6 +50,8 @@ pub struct MemoryPlan {
 pub const MIN_BLOCKS: u32 = 2;
 /// Keys in one attention partial: partials always cover the same absolute ranges of this length.
 const PARTIAL_KEYS: u64 = 256;
+/// Attention's scratch takes at most this much, but always room for one row at the longest context.
+const MAX_PARTIAL_BYTES: u64 = 32 << 20;
 
 /// The plan for a model whose weights take `weights_bytes` as stored on the device.
 pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> MemoryPlan {
@@ -106,6 +108,19 @@ pub fn weights_bytes(spec: &ModelSpec, padding: u64, dtype_of: impl Fn(WeightRol
     spec.roles().fold(0u64, |sum, role| sum.saturating_add(bytes_of(role)))
 }
 
+/// Partial results of attention that there is room for: one for each range of keys of each sequence, within bounds. Rows
+/// that find no room are computed in one piece.
+pub fn attention_slots(spec: &ModelSpec, max_model_len: u32, max_num_seqs: u32) -> u64 {
+    let ranges = u64::from(max_model_len.min(spec.max_position)).div_ceil(PARTIAL_KEYS);
+    let most = MAX_PARTIAL_BYTES / (4 * partial_floats(spec)).max(1);
+    ranges.saturating_mul(max_num_seqs.into()).min(most).max(ranges)
+}
+
+/// Numerators (padded heads), maximum and sum of all heads.
+fn partial_floats(spec: &ModelSpec) -> u64 {
+    u64::from(spec.num_heads) * (u64::from(spec.head_dim).next_multiple_of(8) + 4)
+}
+
 /// Per token of a step: residual, normed input, Q, K, V, attention output, gate, up and their product in f32. Per
 /// sequence: one partial (numerators, maximum, sum) for each head and range of keys. Logits and the rope table in f32.
 fn workspace_bytes(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
@@ -113,11 +128,12 @@ fn workspace_bytes(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
     let (heads, head_dim) = (u64::from(spec.num_heads), u64::from(spec.head_dim));
     let context = u64::from(config.max_model_len.min(spec.max_position));
     let per_token = 3 * hidden + 2 * heads * head_dim + 2 * u64::from(spec.num_kv_heads) * head_dim + 3 * ffn;
-    let partials = heads * (head_dim + 2) * context.div_ceil(PARTIAL_KEYS);
+    let partials =
+        attention_slots(spec, config.max_model_len, config.max_num_seqs).saturating_mul(partial_floats(spec));
     let rope = context.saturating_mul(spec.rope.rotary_dim.into());
     let floats = per_token
         .saturating_mul(config.max_tokens_per_step.into())
-        .saturating_add(partials.saturating_mul(config.max_num_seqs.into()))
+        .saturating_add(partials)
         .saturating_add(u64::from(spec.vocab_size).saturating_mul(config.max_logits.into()))
         .saturating_add(rope);
     floats.saturating_mul(4)
@@ -147,6 +163,7 @@ mod tests {
                 scaling: RopeScaling::None,
             },
             qk_norm: false,
+            block: crate::model::spec::BlockSpec::LLAMA,
             q_bias: false,
             k_bias: false,
             v_bias: false,
@@ -201,6 +218,17 @@ mod tests {
         let matrices = 49152 * 576 + 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576);
         let vectors = 61 * 576;
         assert_eq!(weights_bytes(&spec, 4, q4), matrices / 32 * 20 + vectors * 4);
+    }
+
+    #[test]
+    fn scratch_of_attention_is_bounded_but_holds_the_longest_row() {
+        let spec = spec();
+        assert_eq!(attention_slots(&spec, 8192, 1), 32);
+        assert_eq!(attention_slots(&spec, 8192, 8), 256);
+        let bounded = attention_slots(&spec, 8192, 100_000);
+        assert!(bounded * partial_floats(&spec) * 4 <= MAX_PARTIAL_BYTES && bounded > 10_000, "{bounded}");
+        let long = ModelSpec { max_position: 1 << 30, ..spec };
+        assert_eq!(attention_slots(&long, 1 << 30, 8), 1 << 22);
     }
 
     #[test]

@@ -324,6 +324,10 @@ pub enum RunError {
     ContextExceeded { needed: u32, max_model_len: u32 },
     #[error("the request needs {needed} KV blocks, the pool has {total}")]
     NeverFits { needed: u32, total: u32 },
+    #[error("the prefix needs {needed} KV blocks; {pinned} are pinned, at most {limit} can be")]
+    PinLimit { needed: u32, pinned: u32, limit: u32 },
+    #[error("the prefix could not be kept: one of its blocks cannot be found by what it holds")]
+    PrefixLost,
     #[error(transparent)]
     InvalidParam(#[from] InvalidParam),
     #[error("the queue is full ({limit} requests wait)")]
@@ -336,11 +340,56 @@ pub enum RunError {
     ShutDown,
 }
 
+/// A prefix to be computed now and kept until it is unpinned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinRequest {
+    pub owner: OwnerTag,
+    /// What a person calls it.
+    pub name: Option<String>,
+    /// Its whole blocks are kept; it must fill at least one.
+    pub tokens: Vec<TokenId>,
+    pub cache_salt: u64,
+    pub adapter: u64,
+}
+
+/// What can be done with prefixes. Ids are those of telemetry's `PrefixInfo`.
+#[derive(Debug)]
+pub enum PrefixCommand<Sink> {
+    Pin {
+        id: RequestId,
+        request: Box<PinRequest>,
+        events: Sink,
+    },
+    Unpin {
+        id: u64,
+    },
+    Evict {
+        id: u64,
+    },
+    /// Forgets every prefix that is not pinned.
+    Reset,
+}
+
 /// What a handle may ask of the engine thread.
 #[derive(Debug)]
 pub enum EngineCommand<Load, Sink> {
-    Submit { id: RequestId, request: Box<GenerateRequest>, events: Sink },
-    Abort { id: RequestId },
+    Submit {
+        id: RequestId,
+        request: Box<GenerateRequest>,
+        events: Sink,
+    },
+    /// A run whose prompt is the first `keep_tokens` tokens of `parent`, then the request's own.
+    Fork {
+        id: RequestId,
+        parent: RequestId,
+        keep_tokens: u32,
+        request: Box<GenerateRequest>,
+        events: Sink,
+    },
+    Abort {
+        id: RequestId,
+    },
+    Prefix(PrefixCommand<Sink>),
     Load(Load),
     Unload,
     Pause,

@@ -1,15 +1,17 @@
 // PagedAttention (Kwon et al. 2023): softmax(q k^T) v with keys and values read from their pages through the block
 // table. Decode and chunked prefill, rows of any length in one dispatch, causal, with a sliding window or none.
 //
-// A workgroup owns TQ tokens of a row and HEADS query heads of one kv head: NQ = TQ * HEADS queries that share each
-// load of K and V. Per query the arithmetic does not depend on TQ, on the neighbours or on where pages lie: for each
-// absolute range of 256 keys a partial (m, l, o) over tiles of KT keys, within a tile dims and keys ascending, one fma
-// each; partials are merged in ascending order. Results are thus equal bit for bit for every chunking and batch.
+// A workgroup owns an item of the step's work list (up to TQ tokens that have the same blocks, some ranges of keys) and
+// HEADS query heads of one kv head: NQ = TQ * HEADS queries that share each load of K and V. Per query the arithmetic
+// does not depend on TQ, on the neighbours or on where pages lie: for each absolute range of 256 keys a partial (m, l, o)
+// over tiles of KT keys, within a tile dims and keys ascending, one fma each; partials are merged in ascending order,
+// here or, when the item is a partial one, by the MERGE variant through a scratch buffer: the same text. Results are thus
+// equal bit for bit for every chunking, batch and way of cutting the work.
 //
 // SUBGROUP: one subgroup, no barrier. Lane = key for q k^T (KPL keys per lane), then lane = DPL dims of the output with
 // the probabilities spread by broadcasts of constant lanes. Otherwise: 64 lanes and workgroup memory.
 //
-// Grid: num_tokens * num_heads / HEADS workgroups; those whose token does not start a tile of its row end at once.
+// Grid: items (SINGLE: those of one token; SEVERAL: the others; MERGE: merges) * num_heads / HEADS workgroups.
 #import grid
 #import step
 #import softmax
@@ -23,6 +25,10 @@ struct Params {
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
+#ifdef MERGE
+// [slots, num_heads, DP / 4 + 1]: numerators of DP dims, then (m, l, 0, 0)
+@group(0) @binding(1) var<storage, read> partials: array<vec4<f32>>;
+#else
 // [num_tokens, q_stride]: heads of DP dims, scaled by log2(e) / sqrt(D)
 #ifdef SUBGROUP
 @group(0) @binding(1) var<storage, read> q: array<f32>;
@@ -41,6 +47,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v_cache: array<vec2<u32>>;
 #endif
 #endif
+#endif
 #ifdef I8
 #if DPL == 8
 @group(0) @binding(4) var<storage, read_write> yq: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
@@ -51,47 +58,77 @@ struct Params {
 #else
 @group(0) @binding(4) var<storage, read_write> y: array<f32>; // [num_tokens, out_stride]: heads of D dims, then zeros
 #endif
-@group(0) @binding(6) var<uniform> params: Params;
+#ifndef MERGE
+@group(0) @binding(6) var<storage, read_write> partials: array<vec4<f32>>; // [slots, num_heads, DP / 4 + 1]
+#endif
+@group(0) @binding(7) var<uniform> params: Params;
 
 /// Keys of a partial result.
 const RANGE: u32 = 256u;
 
-/// The tokens that a workgroup owns and the keys they see.
+/// Four-element words of a partial result: numerators, then (m, l, 0, 0).
+const PARTIAL: u32 = ${DP / 4 + 1}u;
+
+/// What a workgroup owns.
 struct Tile {
-  first: u32, // token
+  tokens: u32, // first of its work tokens; MERGE: the merge
   count: u32, // tokens; 0 when there is nothing to do
   part: u32,  // which HEADS query heads
   kv_head: u32,
-  table: u32, // start of the row's block table
-  position: u32, // of the first token
-  lowest: u32, // first key that any token sees
-  last: u32, // last key that any token sees
+  table: u32, // start of a block table that holds for all of its tokens
+  begin: u32, // ranges begin..end
+  end: u32,
+  is_partial: bool,
 }
 
-fn find_tile(item: u32) -> Tile {
+fn find_tile(workgroup: u32) -> Tile {
   let parts = params.num_heads / ${HEADS}u;
-  let first = item / parts;
-  if first >= num_tokens() {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, 0u);
-  }
-  let part = item % parts;
-  let row = row_of_token(first);
-  let begin = row_start(row);
-  let end = row_start(row + 1u);
-  var count = min(${TQ}u, end - first);
-#ifdef ONLY_SINGLE
-  count = select(0u, count, end - begin == 1u);
-#endif
-#ifdef SKIP_SINGLE
-  count = select(count, 0u, end - begin == 1u);
-#endif
-  count = select(0u, count, (first - begin) % ${TQ}u == 0u);
-  let first_position = position(first);
-  let lowest = select(0u, first_position + 1u - min(params.window, first_position + 1u), params.window > 0u);
+  let part = workgroup % parts;
   let kv_head = part * ${HEADS}u / (params.num_heads / params.num_kv_heads);
-  return Tile(first, count, part, kv_head, block_table_start(row), first_position, lowest, first_position + count - 1u);
+#ifdef MERGE
+  let item = workgroup / parts;
+  if item >= num_merges() {
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
+  }
+  return Tile(item, 1u, part, kv_head, 0u, merge_word(item, 2u), merge_word(item, 3u), false);
+#else
+#if TQ == 1
+  let item = workgroup / parts;
+  let end = num_single_items();
+#else
+  let item = workgroup / parts + num_single_items();
+  let end = num_items();
+#endif
+  if item >= end {
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
+  }
+  let first = item_word(item, 0u);
+  let table = block_table_start(row_of_token(work_token(first).x));
+  return Tile(first, item_word(item, 1u), part, kv_head, table, item_word(item, 2u), item_word(item, 3u),
+    item_word(item, 4u) == 1u);
+#endif
 }
 
+/// (token, slot of its range 0) of a tile's token; tokens beyond `count` repeat the last one.
+fn tile_token(tile: Tile, idx: u32) -> vec2<u32> {
+#ifdef MERGE
+  return vec2(merge_word(tile.tokens, 0u), merge_word(tile.tokens, 1u));
+#else
+  return work_token(tile.tokens + min(idx, max(tile.count, 1u) - 1u));
+#endif
+}
+
+/// First key that a position sees.
+fn lowest_key(position: u32) -> u32 {
+  return select(0u, position + 1u - min(params.window, position + 1u), params.window > 0u);
+}
+
+/// First word of a partial result.
+fn partial_at(slot: u32, head: u32) -> u32 {
+  return (slot * params.num_heads + head) * PARTIAL;
+}
+
+#ifndef MERGE
 /// Row of the cache (in units of DP values) that holds a key of the tile's row.
 fn cache_row(tile: Tile, key: u32) -> u32 {
   let size = block_size();
@@ -99,6 +136,7 @@ fn cache_row(tile: Tile, key: u32) -> u32 {
   let block = block_table(tile.table + (key >> shift));
   return ((block * params.num_kv_heads + tile.kv_head) << shift) + (key & (size - 1u));
 }
+#endif
 
 #ifdef SUBGROUP
 @compute @workgroup_size(${SG})
@@ -107,12 +145,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
   if tile.count == 0u {
     return;
   }
-  // Queries beyond `count` repeat the last token and are not stored.
+#for t in 0..TQ
+  let work_${t} = tile_token(tile, ${t}u);
+  let position_${t} = position(work_${t}.x);
+  let lowest_${t} = lowest_key(position_${t});
+#end
+  var lowest = lowest_0; // of all tokens
+  var last = position_0;
+#for t in 1..TQ
+  lowest = min(lowest, lowest_${t});
+  last = max(last, position_${t});
+#end
 #for n in 0..NQ
-  let token_${n} = tile.first + min(${n / HEADS}u, tile.count - 1u);
-  let position_${n} = tile.position + min(${n / HEADS}u, tile.count - 1u);
-  let lowest_${n} = select(0u, position_${n} + 1u - min(params.window, position_${n} + 1u), params.window > 0u);
-  let q_from_${n} = token_${n} * params.q_stride + (tile.part * ${HEADS}u + ${n % HEADS}u) * ${DP}u + (lane & ${QW - 1}u);
+#ifndef MERGE
+  let q_from_${n} = work_${n / HEADS}.x * params.q_stride + (tile.part * ${HEADS}u + ${n % HEADS}u) * ${DP}u
+    + (lane & ${QW - 1}u);
+#endif
   var total_m_${n} = MASKED;
   var total_l_${n} = 0.0;
 #end
@@ -125,7 +173,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
 #end
 
-  for (var range = tile.lowest / RANGE; range <= tile.last / RANGE; range++) {
+  let end_range = min(tile.end, last / RANGE + 1u);
+  for (var range = max(tile.begin, lowest / RANGE); range < end_range; range++) {
+#ifdef MERGE
+#for n in 0..NQ
+    let from_${n} = partial_at(work_0.y + range, tile.part * ${HEADS}u + ${n}u);
+    let m_${n} = partials[from_${n} + ${DP / 4}u].x;
+    let l_${n} = partials[from_${n} + ${DP / 4}u].y;
+#for c in 0..CPL
+#for i in 0..DPL / 4
+    let o_${n}_${c}_${i} = partials[from_${n} + chunk_${c} * ${DPL / 4}u + ${i}u];
+#end
+#end
+#end
+#else
 #for n in 0..NQ
     var m_${n} = MASKED;
     var l_${n} = 0.0;
@@ -135,13 +196,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
 #end
 #end
-    let begin = max(range * RANGE, tile.lowest / ${KT}u * ${KT}u);
-    let end = min((range + 1u) * RANGE, tile.last + 1u);
+    let begin = max(range * RANGE, lowest / ${KT}u * ${KT}u);
+    let end = min((range + 1u) * RANGE, last + 1u);
     for (var base = begin; base < end; base += ${KT}u) {
       // Scores: lane = key.
 #for k in 0..KPL
       let key_${k} = base + ${k * SG}u + lane;
-      let row_${k} = cache_row(tile, min(key_${k}, tile.last));
+      let row_${k} = cache_row(tile, min(key_${k}, last));
 #for n in 0..NQ
       var s_${n}_${k} = 0.0;
 #end
@@ -173,7 +234,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
       // Online softmax.
 #for n in 0..NQ
 #for k in 0..KPL
-      let seen_${n}_${k} = key_${k} <= position_${n} && key_${k} >= lowest_${n};
+      let seen_${n}_${k} = key_${k} <= position_${n / HEADS} && key_${k} >= lowest_${n / HEADS};
       s_${n}_${k} = select(MASKED, s_${n}_${k}, seen_${n}_${k});
 #end
       var top_${n} = s_${n}_0;
@@ -235,6 +296,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
       }
     }
+    if tile.is_partial {
+#for n in 0..NQ
+      if ${n / HEADS}u < tile.count {
+        let to = partial_at(work_${n / HEADS}.y + range, tile.part * ${HEADS}u + ${n % HEADS}u);
+#for c in 0..CPL
+        if lane + ${c * SG}u < ${DP / DPL}u {
+#for i in 0..DPL / 4
+          partials[to + chunk_${c} * ${DPL / 4}u + ${i}u] = o_${n}_${c}_${i};
+#end
+        }
+#end
+        if lane == 0u {
+          partials[to + ${DP / 4}u] = vec4(m_${n}, l_${n}, 0.0, 0.0);
+        }
+      }
+#end
+      continue;
+    }
+#endif
 
     // Merge this range into the ranges before it.
 #for n in 0..NQ
@@ -253,89 +333,41 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
   }
 
-#for n in 0..NQ
-  if ${n / HEADS}u < tile.count {
-    let inverse = 1.0 / total_l_${n};
-    let head = tile.part * ${HEADS}u + ${n % HEADS}u;
-#for c in 0..CPL
-    {
-      let is_mine = lane + ${c * SG}u < ${DP / DPL}u;
-#for i in 0..DPL / 4
-      let out_${i} = total_${n}_${c}_${i} * inverse;
-#end
-#ifdef I8
-      // A group of 32 lies in 32 / DPL neighbouring lanes.
-      let abs_0 = abs(out_0);
-      var largest = max(max(abs_0.x, abs_0.y), max(abs_0.z, abs_0.w));
-#if DPL == 8
-      let abs_1 = abs(out_1);
-      largest = max(largest, max(max(abs_1.x, abs_1.y), max(abs_1.z, abs_1.w)));
-#endif
-      largest = max(largest, subgroupShuffleXor(largest, 1u));
-      largest = max(largest, subgroupShuffleXor(largest, 2u));
-#if DPL == 4
-      largest = max(largest, subgroupShuffleXor(largest, 4u));
-#endif
-      let to_q = select(0.0, 127.0 / largest, largest > 1.2e-38);
-      let q_0 = vec4<i32>(round(out_0 * to_q));
-      var sum = q_0.x + q_0.y + q_0.z + q_0.w;
-#if DPL == 8
-      let q_1 = vec4<i32>(round(out_1 * to_q));
-      sum += q_1.x + q_1.y + q_1.z + q_1.w;
-#endif
-      sum += subgroupShuffleXor(sum, 1u);
-      sum += subgroupShuffleXor(sum, 2u);
-#if DPL == 4
-      sum += subgroupShuffleXor(sum, 4u);
-#endif
-      let scale = largest / 127.0;
-      let to = token_${n} * params.out_stride + head * ${D}u + chunk_${c} * ${DPL}u;
-      if is_mine {
-#if DPL == 8
-        yq[to / 8u] = vec2(pack4xI8(q_0), pack4xI8(q_1));
-#else
-        yq[to / 4u] = pack4xI8(q_0);
-#endif
-        if to % 32u == 0u {
-          ys[to / 32u] = vec2(scale, scale * f32(sum));
-        }
-      }
-#else
-      let to = token_${n} * params.out_stride + head * ${D}u + chunk_${c} * ${DPL}u;
-#for e in 0..DPL
-      if is_mine && chunk_${c} * ${DPL}u + ${e}u < ${D}u {
-        y[to + ${e}u] = out_${e / 4}[${e % 4}];
-      }
-#end
-#endif
-    }
-#end
-#ifndef I8
-    if head + 1u == params.num_heads {
-      for (var pad = params.num_heads * ${D}u + lane; pad < params.out_stride; pad += ${SG}u) {
-        y[token_${n} * params.out_stride + pad] = 0.0;
-      }
-    }
-#endif
+#ifndef MERGE
+  if tile.is_partial {
+    return;
   }
-#end
+#endif
+#import attention_store
 }
 #else
+#ifndef MERGE
 var<workgroup> scores: array<f32, ${NQ * KT}>; // [NQ, KT] scores, then probabilities
 var<workgroup> tops: array<f32, ${NQ}>; // largest score of the range so far
 var<workgroup> shrinks: array<f32, ${NQ}>;
+#endif
 
 @compute @workgroup_size(${KT})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
   let tile = find_tile(linear_workgroup(group));
-  // No early return before barriers: an empty tile has no ranges.
-  let num_ranges = select(tile.last / RANGE + 1u, 0u, tile.count == 0u);
-#for n in 0..NQ
-  let position_${n} = tile.position + min(${n / HEADS}u, max(tile.count, 1u) - 1u);
-  let lowest_${n} = select(0u, position_${n} + 1u - min(params.window, position_${n} + 1u), params.window > 0u);
-  let q_from_${n} = ((tile.first + min(${n / HEADS}u, max(tile.count, 1u) - 1u)) * params.q_stride
-    + (tile.part * ${HEADS}u + ${n % HEADS}u) * ${DP}u) / 4u;
+#for t in 0..TQ
+  let work_${t} = tile_token(tile, ${t}u);
+  let position_${t} = position(work_${t}.x);
+  let lowest_${t} = lowest_key(position_${t});
 #end
+  var lowest = lowest_0; // of all tokens
+  var last = position_0;
+#for t in 1..TQ
+  lowest = min(lowest, lowest_${t});
+  last = max(last, position_${t});
+#end
+  // No early return before barriers: an empty tile has no ranges.
+  let end_range = select(min(tile.end, last / RANGE + 1u), 0u, tile.count == 0u);
+#ifndef MERGE
+#for n in 0..NQ
+  let q_from_${n} = (work_${n / HEADS}.x * params.q_stride + (tile.part * ${HEADS}u + ${n % HEADS}u) * ${DP}u) / 4u;
+#end
+#endif
   // Values: lane = four dims of the queries mine_0, mine_1, …
   let dims = lane % ${DP / 4}u;
   let is_busy = lane < ${DP / 4 * NG}u;
@@ -346,7 +378,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   var total_${i} = vec4(0.0);
 #end
 
-  for (var range = tile.lowest / RANGE; range < num_ranges; range++) {
+  for (var range = max(tile.begin, lowest / RANGE); range < end_range; range++) {
+#ifdef MERGE
+#for i in 0..QPT
+    let from_${i} = partial_at(work_0.y + range, tile.part * ${HEADS}u + mine_${i});
+    let m_${i} = partials[from_${i} + ${DP / 4}u].x;
+    let l_${i} = partials[from_${i} + ${DP / 4}u].y;
+    let o_${i} = partials[from_${i} + dims];
+#end
+#else
     if lane < ${NQ}u {
       tops[lane] = MASKED;
     }
@@ -354,12 +394,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var l_${i} = 0.0;
     var o_${i} = vec4(0.0);
 #end
-    let begin = max(range * RANGE, tile.lowest / ${KT}u * ${KT}u);
-    let end = min((range + 1u) * RANGE, tile.last + 1u);
+    let begin = max(range * RANGE, lowest / ${KT}u * ${KT}u);
+    let end = min((range + 1u) * RANGE, last + 1u);
     for (var base = begin; base < end; base += ${KT}u) {
       // Scores: lane = key.
       let key = base + lane;
-      let key_row = cache_row(tile, min(key, tile.last));
+      let key_row = cache_row(tile, min(key, last));
 #for n in 0..NQ
       var s_${n} = 0.0;
 #end
@@ -381,7 +421,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
       }
 #for n in 0..NQ
-      let seen_${n} = key <= position_${n} && key >= lowest_${n};
+      let seen_${n} = key <= position_${n / HEADS} && key >= lowest_${n / HEADS};
       scores[${n * KT}u + lane] = select(MASKED, s_${n}, seen_${n});
 #end
       workgroupBarrier();
@@ -407,7 +447,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       o_${i} *= shrinks[mine_${i}];
 #end
       for (var j = 0u; j < ${KT}u; j++) {
-        let value_row = cache_row(tile, min(base + j, tile.last));
+        let value_row = cache_row(tile, min(base + j, last));
 #ifdef KV_F32
         let v = v_cache[value_row * ${DP / 4}u + dims];
 #else
@@ -423,26 +463,54 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       workgroupBarrier();
     }
 
+#for i in 0..QPT
+    let m_${i} = tops[mine_${i}];
+#end
+    // Others may reset the tops for the next range now.
+    workgroupBarrier();
+    if tile.is_partial {
+#for i in 0..QPT
+      {
+        let query = lane / ${DP / 4}u + ${i * NG}u;
+        if is_busy && query / ${HEADS}u < tile.count {
+          let slot = tile_token(tile, query / ${HEADS}u).y + range;
+          let to = partial_at(slot, tile.part * ${HEADS}u + query % ${HEADS}u);
+          partials[to + dims] = o_${i};
+          if dims == 0u {
+            partials[to + ${DP / 4}u] = vec4(m_${i}, l_${i}, 0.0, 0.0);
+          }
+        }
+      }
+#end
+      continue;
+    }
+#endif
+
     // Merge this range into the ranges before it.
 #for i in 0..QPT
     {
-      let top = max(total_m_${i}, tops[mine_${i}]);
+      let top = max(total_m_${i}, m_${i});
       let before = exp2_neg(total_m_${i} - top);
-      let here = exp2_neg(tops[mine_${i}] - top);
+      let here = exp2_neg(m_${i} - top);
       total_m_${i} = top;
       total_l_${i} = fma(l_${i}, here, total_l_${i} * before);
       total_${i} = fma(o_${i}, vec4(here), total_${i} * before);
     }
 #end
-    workgroupBarrier();
   }
+
+#ifndef MERGE
+  if tile.is_partial {
+    return;
+  }
+#endif
 
 #for i in 0..QPT
   {
     let query = lane / ${DP / 4}u + ${i * NG}u;
     let token = query / ${HEADS}u;
     let head = tile.part * ${HEADS}u + query % ${HEADS}u;
-    let to = (tile.first + token) * params.out_stride;
+    let to = tile_token(tile, token).x * params.out_stride;
     if is_busy && token < tile.count {
       let out = total_${i} / total_l_${i};
 #for e in 0..4

@@ -1,8 +1,10 @@
-// RMSNorm: y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * gain, as f32 or quantised; for each token, or gathered for each logit
-// row. A lane takes whole groups of 32, so that the order of the sum depends on the adapter's lanes alone.
+// y[t] = norm(x[t]): RMS is x / sqrt(mean(x^2) + eps) * gain; LAYER is RMS of x - mean(x), plus a bias with BIAS; neither
+// is x itself. As f32 or quantised, or added to what y holds. For each token, or gathered for each logit row.
+// A lane takes whole groups of 32, so that the order of the sum depends on the adapter's lanes alone.
 // Grid: a workgroup per row.
 //
-// Defines: I8 (quantised output) or not; GATHER (row l is token logit_token(l)); SG, SUBGROUP.
+// Defines: RMS, LAYER or none; BIAS; I8 (quantised output), ADD (y += scale * result) or neither; GATHER (row l is token
+// logit_token(l)); SG, SUBGROUP.
 #import grid
 #import step
 #ifdef I8
@@ -13,21 +15,52 @@ struct Params {
   k: u32,      // elements of a row
   stride: u32, // elements from row to row, k rounded up to 32
   eps: f32,
+  scale: f32, // what is added, with ADD
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>; // [num_tokens, stride / 4]
+#ifdef NORMS
 @group(0) @binding(2) var<storage, read> gain: array<vec4<f32>>; // [stride / 4], zero beyond k
-#ifdef I8
-@group(0) @binding(3) var<storage, read_write> yq: array<vec4<u32>>; // [m, stride / 16]
-@group(0) @binding(4) var<storage, read_write> ys: array<vec2<f32>>; // [m, stride / 32]
-#else
-@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [m, stride / 4]
 #endif
-@group(0) @binding(5) var<uniform> params: Params;
+#ifdef BIAS
+@group(0) @binding(3) var<storage, read> shift: array<vec4<f32>>; // [stride / 4], zero beyond k
+#endif
+#ifdef I8
+@group(0) @binding(4) var<storage, read_write> yq: array<vec4<u32>>; // [m, stride / 16]
+@group(0) @binding(5) var<storage, read_write> ys: array<vec2<f32>>; // [m, stride / 32]
+#else
+@group(0) @binding(4) var<storage, read_write> y: array<vec4<f32>>; // [m, stride / 4]
+#endif
+@group(0) @binding(6) var<uniform> params: Params;
 
+#ifdef NORMS
 #ifndef SUBGROUP
 var<workgroup> partial: array<f32, ${SG}>;
+
+/// The sum over all lanes; every lane of the workgroup must call it.
+fn sum_of_lanes(lane: u32, value: f32) -> f32 {
+  workgroupBarrier();
+  partial[lane] = value;
+#for step in 0..6
+#let reach = (step == 0) * 32 + (step == 1) * 16 + (step == 2) * 8 + (step == 3) * 4 + (step == 4) * 2 + (step == 5)
+  workgroupBarrier();
+  if lane < ${reach}u {
+    partial[lane] += partial[lane + ${reach}u];
+  }
+#end
+  workgroupBarrier();
+  return partial[0];
+}
+#endif
+#endif
+
+#ifdef LAYER
+/// x - mean, and 0 in the padding.
+fn centred(value: vec4<f32>, mean: f32, i: u32) -> vec4<f32> {
+  let inside = vec4(i, i + 1u, i + 2u, i + 3u) < vec4(params.k);
+  return select(vec4(0.0), value - mean, inside);
+}
 #endif
 
 @compute @workgroup_size(${SG})
@@ -53,31 +86,53 @@ fn main(
 #endif
   let groups = params.stride / 32u;
   let start = source * (params.stride / 4u);
+#ifdef LAYER
+  var elements = 0.0;
+  for (var g = lane; g < groups; g += ${SG}u) {
+#for j in 0..8
+    elements += dot(x[start + g * 8u + ${j}u], vec4(1.0));
+#end
+  }
+#ifdef SUBGROUP
+  let mean = subgroupAdd(elements) / f32(params.k);
+#else
+  let mean = sum_of_lanes(lane, elements) / f32(params.k);
+#endif
+#endif
+#ifdef NORMS
   var sum = 0.0;
   for (var g = lane; g < groups; g += ${SG}u) {
 #for j in 0..8
+#ifdef LAYER
+    let v${j} = centred(x[start + g * 8u + ${j}u], mean, g * 32u + ${j * 4}u);
+#else
     let v${j} = x[start + g * 8u + ${j}u];
+#endif
     sum += dot(v${j}, v${j});
 #end
   }
 #ifdef SUBGROUP
   let total = subgroupAdd(sum);
 #else
-  partial[lane] = sum;
-#for step in 0..6
-#let reach = (step == 0) * 32 + (step == 1) * 16 + (step == 2) * 8 + (step == 3) * 4 + (step == 4) * 2 + (step == 5)
-  workgroupBarrier();
-  if lane < ${reach}u {
-    partial[lane] += partial[lane + ${reach}u];
-  }
-#end
-  workgroupBarrier();
-  let total = partial[0];
+  let total = sum_of_lanes(lane, sum);
 #endif
   let scale = inverseSqrt(total / f32(params.k) + params.eps);
+#endif
   for (var g = lane; g < groups; g += ${SG}u) {
 #for j in 0..8
+#ifdef RMS
     let v${j} = x[start + g * 8u + ${j}u] * scale * gain[g * 8u + ${j}u];
+#endif
+#ifdef LAYER
+#ifdef BIAS
+    let v${j} = centred(x[start + g * 8u + ${j}u], mean, g * 32u + ${j * 4}u) * scale * gain[g * 8u + ${j}u] + shift[g * 8u + ${j}u];
+#else
+    let v${j} = centred(x[start + g * 8u + ${j}u], mean, g * 32u + ${j * 4}u) * scale * gain[g * 8u + ${j}u];
+#endif
+#endif
+#ifndef NORMS
+    let v${j} = x[start + g * 8u + ${j}u];
+#endif
 #end
 #ifdef I8
     let q = quantise_group(v0, v1, v2, v3, v4, v5, v6, v7);
@@ -87,7 +142,11 @@ fn main(
     ys[at] = q.scales;
 #else
 #for j in 0..8
+#ifdef ADD
+    y[(row * groups + g) * 8u + ${j}u] += params.scale * v${j};
+#else
     y[(row * groups + g) * 8u + ${j}u] = v${j};
+#endif
 #end
 #endif
   }

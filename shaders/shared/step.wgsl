@@ -36,3 +36,15 @@ fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[17] + row]; }
 fn num_copies() -> u32 { return step_meta[18]; }
 /// (block to copy from, block to copy to)
 fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[19] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
+
+// How attention is cut into workgroups: see kernels/attention_work.rs.
+fn num_single_items() -> u32 { return step_meta[24]; }
+fn num_items() -> u32 { return step_meta[25]; }
+fn num_merges() -> u32 { return step_meta[26]; }
+const ITEM_WORDS: u32 = 5u;
+/// 0 first work token, 1 work tokens, 2 first range, 3 end of the ranges, 4 one when partial.
+fn item_word(item: u32, word: u32) -> u32 { return step_meta[step_meta[27] + item * ITEM_WORDS + word]; }
+/// (token, slot of its range 0)
+fn work_token(idx: u32) -> vec2<u32> { let at = step_meta[28] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
+/// 0 token, 1 slot of its range 0, 2 first range, 3 end of the ranges.
+fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[29] + merge * 4u + word]; }

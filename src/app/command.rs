@@ -1,7 +1,7 @@
 //! What the user wants, as data. Views push commands; [`super::logic::AppCore::apply`] carries them out.
 
 use super::chat::{ChatId, MessageId, RunSettings};
-use super::state::{DockTab, ThemeChoice, Workspace};
+use super::state::{DockTab, EngineChoices, ThemeChoice, Workspace};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -95,6 +95,10 @@ pub enum UiCommand {
     LoadModel(PathBuf),
     CancelLoad,
     Unload,
+    /// Policies for the next load.
+    SetEngineChoices(EngineChoices),
+    /// Loads the present model again, with the policies that were chosen.
+    Reload,
     ScanModels,
     /// Opens the system's file dialog.
     PickModelFile,

@@ -96,7 +96,11 @@ impl AppCore {
                 context_counts: BTreeMap::new(),
                 edit: None,
                 deleted: None,
+                branch_of: BTreeMap::new(),
                 models: ModelList::default(),
+                choices: EngineChoices::default(),
+                started_with: options.engine.options(),
+                loaded_with: options.engine.options(),
                 notice: None,
                 is_about_open: false,
                 focus: Some(FocusRequest::Composer),
@@ -118,6 +122,7 @@ impl AppCore {
             effects: Vec::new(),
         };
         panes::restore(&mut core);
+        models::restore_choices(&mut core);
         Ok(core)
     }
 
@@ -172,6 +177,8 @@ impl AppCore {
             C::LoadModel(path) => models::load(self, ModelSource::Path(path)),
             C::CancelLoad => self.engine.cancel_load(),
             C::Unload => models::unload(self),
+            C::SetEngineChoices(choices) => models::set_choices(self, choices),
+            C::Reload => models::reload(self),
             C::ScanModels => models::scan(self),
             C::PickModelFile => self.picker.open(),
             C::InspectStep(step) => {
@@ -216,9 +223,10 @@ impl AppCore {
         }
     }
 
-    /// Starts loading a model with the options that the engine was started with.
+    /// Starts loading a model with the options that the engine was started with and the policies that were chosen.
     pub fn load_model(&mut self, source: ModelSource) {
-        let options = self.engine.options();
+        let options = self.state.choices.apply(self.engine.options());
+        self.state.loaded_with = options.clone();
         self.engine.load(LoadRequest { source, options });
         self.state.engine = self.engine.status();
     }

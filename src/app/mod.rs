@@ -8,7 +8,7 @@
 //! [`prompt`], [`store`], [`models`], [`demo`].
 //! Tests: app.
 
-mod actions;
+pub(crate) mod actions;
 pub mod chat;
 pub mod command;
 pub mod demo;

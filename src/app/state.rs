@@ -9,8 +9,9 @@ use super::prompt::DropTurns;
 use super::store::StoreHealth;
 use super::theme::OwnerPalette;
 use crate::engine::handle::{EngineStatus, LoadedModel};
+use crate::engine::options::EngineOptions;
 use crate::ids::RequestId;
-use crate::telemetry::EngineSnapshot;
+use crate::telemetry::{EngineSnapshot, QueuePolicy, VictimPolicy};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -209,6 +210,24 @@ pub struct ModelEntry {
     pub problem: Option<String>,
 }
 
+/// Policies that the user chose for the next load; `None` leaves what the app was started with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineChoices {
+    pub queue: Option<QueuePolicy>,
+    pub victim: Option<VictimPolicy>,
+}
+
+impl EngineChoices {
+    /// The options with the choices put in.
+    pub fn apply(self, options: EngineOptions) -> EngineOptions {
+        EngineOptions {
+            scheduling_policy: self.queue.unwrap_or(options.scheduling_policy),
+            victim_policy: self.victim.unwrap_or(options.victim_policy),
+            ..options
+        }
+    }
+}
+
 /// The list of models on this computer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelList {
@@ -253,7 +272,13 @@ pub struct AppState {
     pub context_counts: BTreeMap<ChatId, ContextCount>,
     pub edit: Option<Edit>,
     pub deleted: Option<Deleted>,
+    /// Chats that were copied from another in this session, and from which.
+    pub branch_of: BTreeMap<ChatId, ChatId>,
     pub models: ModelList,
+    pub choices: EngineChoices,
+    /// What the engine was started with, and what the present model was loaded with, choices put in.
+    pub started_with: EngineOptions,
+    pub loaded_with: EngineOptions,
     /// One line about something that happened elsewhere; closed by the user.
     pub notice: Option<String>,
     pub is_about_open: bool,

@@ -326,6 +326,15 @@ pub struct OwnerPalette {
 }
 
 impl OwnerPalette {
+    /// Gives `owner_id` the hue that it had before, if nobody has it now; else one as [`OwnerPalette::open`] does.
+    pub fn reopen(&mut self, owner_id: u64, hue: u8) -> OwnerHue {
+        let is_taken = self.hues.values().any(|h| *h == hue);
+        if is_taken || usize::from(hue) >= NUM_HUES {
+            return self.open(owner_id);
+        }
+        OwnerHue::Chat(*self.hues.entry(owner_id).or_insert(hue))
+    }
+
     /// Gives `owner_id` a hue, the same at every call until [`OwnerPalette::close`].
     pub fn open(&mut self, owner_id: u64) -> OwnerHue {
         if let Some(&hue) = self.hues.get(&owner_id) {

@@ -108,6 +108,7 @@ impl KvasirApp {
     fn advance(&mut self, ctx: &Context) {
         self.core.poll(self.clock());
         self.inspect.ingest(&self.core.engine().telemetry(), &self.core.state.owners);
+        self.inspect.read_previews(self.core.state.model().map(|m| &*m.tokenizer));
         if !self.demo_was_announced && self.demo.as_ref().is_some_and(|d| d.is_in_full_swing(&self.core.state)) {
             self.demo_was_announced = true;
             eprintln!("demo: all four chats show text");

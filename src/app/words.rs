@@ -44,6 +44,8 @@ pub fn run_error(error: &RunError) -> String {
     let help = match error {
         RunError::NoModel => "Load a model first.",
         RunError::NeverFits { .. } => "Lower max tokens, or load the model with a larger KV cache.",
+        RunError::PinLimit { .. } => "Unpin another prefix, or load the model with a larger KV cache.",
+        RunError::PrefixLost => "Pin it again.",
         RunError::QueueFull { .. } => "Wait for running chats to finish, then retry.",
         RunError::NotFinite { .. } => "The model file may be damaged; try another one.",
         RunError::Engine(_) | RunError::ShutDown => "Reload the model, then retry.",

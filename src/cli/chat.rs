@@ -9,6 +9,7 @@ use crate::engine::Run;
 use crate::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag};
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ pub struct ChatArgs {
     /// At most this many tokens per answer (default: as the context allows)
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<HumanInt>,
+    /// Compute this prefix first and keep it: text, or token ids in a .json file (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub pin_prefix: Vec<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
@@ -31,6 +35,7 @@ pub struct ChatArgs {
 
 pub fn run(args: &ChatArgs) -> CliResult {
     let session = session::open(&args.model, args.sampling.seed, |_| {})?;
+    session::pin_prefixes(&session, &args.pin_prefix)?;
     if session.model.template.is_none() {
         return Err(session::no_template(&session.model.name, session.model.template_fault.as_deref()));
     }

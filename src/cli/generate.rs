@@ -9,7 +9,7 @@ use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{
     BeamParams, Decoding, EarlyStopping, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings,
-    SamplingParams, TokenLogprobs, Usage,
+    TokenLogprobs, Usage,
 };
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Value, json};
@@ -39,8 +39,11 @@ pub struct GenerateArgs {
     /// Outputs per prompt
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub n: u32,
+    /// Draw this many outputs per prompt and print the N most likely ones (default: N)
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub best_of: Option<u32>,
     /// Search with this many beams; -n of the best outputs are returned
-    #[arg(long, value_name = "W", conflicts_with_all = ["temperature", "top_p", "top_k", "min_p", "logprobs"])]
+    #[arg(long, value_name = "W", conflicts_with_all = ["best_of", "temperature", "top_p", "top_k", "min_p", "logprobs"])]
     pub beam_width: Option<u32>,
     /// Beams are ranked by log-probability / length ^ this
     #[arg(long, value_name = "P", default_value_t = 1.0, requires = "beam_width", allow_negative_numbers = true)]
@@ -51,6 +54,9 @@ pub struct GenerateArgs {
     /// At most this many tokens per output (default: 256, less where the context ends before)
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<HumanInt>,
+    /// Compute this prefix first and keep it: text, or token ids in a .json file (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub pin_prefix: Vec<PathBuf>,
     /// Print one JSON object per prompt
     #[arg(long)]
     pub json: bool,
@@ -61,7 +67,7 @@ pub struct GenerateArgs {
 }
 
 /// One finished output.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Output {
     pub text: String,
     pub token_ids: Vec<TokenId>,
@@ -73,28 +79,44 @@ pub struct Output {
     pub timings: RunTimings,
 }
 
+impl GenerateArgs {
+    fn decoding(&self) -> Decoding {
+        let Some(width) = self.beam_width else {
+            return Decoding::Sample { n: self.n, best_of: self.best_of.unwrap_or(self.n) };
+        };
+        let early_stopping = match self.early_stopping.as_str() {
+            "true" => EarlyStopping::AtOnce,
+            "never" => EarlyStopping::Never,
+            _ => EarlyStopping::Heuristic,
+        };
+        let length_penalty = self.length_penalty;
+        Decoding::Beam(BeamParams { width, num_return: self.n, length_penalty, early_stopping })
+    }
+}
+
 pub fn run(args: &GenerateArgs) -> CliResult {
     let token_prompts = args.token_ids.as_ref().map(|path| token_lists("--token-ids", path)).transpose()?;
     let num_texts = usize::from(args.prompt.is_some()) + args.prompts.len();
     if num_texts == 0 && token_prompts.is_none() {
         return Err(CliError::usage("a prompt is wanted: kvasir generate \"Once upon a time\""));
     }
-    let num_requests = (num_texts + token_prompts.as_ref().map_or(0, Vec::len)) * args.n as usize;
+    if let Some(best_of) = args.best_of.filter(|best_of| *best_of < args.n) {
+        return Err(CliError::usage(format!("--best-of {best_of} is less than the {} outputs of -n", args.n)));
+    }
+    let num_requests = num_texts + token_prompts.as_ref().map_or(0, Vec::len);
     let session = session::open(&args.model, args.sampling.seed, |options| {
         options.max_queue = options.max_queue.max(num_requests as u32);
     })?;
+    session::pin_prefixes(&session, &args.pin_prefix)?;
     let mut prompts = token_prompts.unwrap_or_default();
     for text in args.prompt.iter().chain(&args.prompts) {
         prompts.push(encode(args, &session.model, text)?);
     }
     let runs = submit_all(args, &session, &prompts)?;
-    let streams_text = !args.json && num_requests == 1;
-    for (prompt, runs) in prompts.iter().zip(runs) {
-        let mut outputs = Vec::new();
-        for run in runs {
-            let show = |delta: &str| if streams_text { out::text(delta) } else { Ok(()) };
-            outputs.extend(collect_all(&run, show)?);
-        }
+    let streams_text = !args.json && num_requests == 1 && args.n == 1;
+    for (prompt, run) in prompts.iter().zip(runs) {
+        let show = |delta: &str| if streams_text { out::text(delta) } else { Ok(()) };
+        let outputs = collect_choices(&run, args.n, show)?;
         report(args, &session.model, prompt, &outputs, streams_text)?;
     }
     session.engine.shutdown();
@@ -113,96 +135,64 @@ fn encode(args: &GenerateArgs, model: &LoadedModel, text: &str) -> Result<Vec<To
     session::encode_chat(model, &Value::from(messages))
 }
 
-/// One list of runs per prompt, all submitted before the first is read.
-fn submit_all(
-    args: &GenerateArgs,
-    session: &session::Session,
-    prompts: &[Vec<TokenId>],
-) -> Result<Vec<Vec<Run>>, CliError> {
-    let mut all = Vec::new();
+/// One run per prompt, all submitted before the first is read.
+fn submit_all(args: &GenerateArgs, session: &session::Session, prompts: &[Vec<TokenId>]) -> Result<Vec<Run>, CliError> {
+    let mut runs = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
-        let mut runs = Vec::new();
         let room = session.model.max_model_len.saturating_sub(prompt.len() as u32).max(1);
         let max_tokens = args.max_tokens.unwrap_or(HumanInt(DEFAULT_MAX_TOKENS.min(room)));
-        let decoding = args.decoding();
-        let num_runs = if args.beam_width.is_some() { 1 } else { args.n };
-        for choice in 0..num_runs {
-            let sampling = args.sampling.params(&session.model.defaults);
-            runs.push(session.engine.submit(GenerateRequest {
-                owner: OwnerTag { id: i as u64, label: format!("prompt {}", i + 1) },
-                prompt: prompt.clone(),
-                sampling: SamplingParams { seed: sampling.seed.map(|s| choice_seed(s, choice)), ..sampling },
-                stop: args.sampling.stop_rules(Some(max_tokens)),
-                decoding: decoding.clone(),
-                priority: 0,
-                cache_salt: 0,
-                adapter: 0,
-            })?);
-        }
-        all.push(runs);
+        runs.push(session.engine.submit(GenerateRequest {
+            owner: OwnerTag { id: i as u64, label: format!("prompt {}", i + 1) },
+            prompt: prompt.clone(),
+            sampling: args.sampling.params(&session.model.defaults),
+            stop: args.sampling.stop_rules(Some(max_tokens)),
+            decoding: args.decoding(),
+            priority: 0,
+            cache_salt: 0,
+            adapter: 0,
+        })?);
     }
-    Ok(all)
+    Ok(runs)
 }
 
-/// Each choice draws from its own stream; the first is that of a single output.
-fn choice_seed(seed: u64, choice: u32) -> u64 {
-    seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-}
-
-impl GenerateArgs {
-    fn decoding(&self) -> Decoding {
-        let Some(width) = self.beam_width else { return Decoding::ONE };
-        let early_stopping = match self.early_stopping.as_str() {
-            "true" => EarlyStopping::AtOnce,
-            "never" => EarlyStopping::Never,
-            _ => EarlyStopping::Heuristic,
-        };
-        let length_penalty = self.length_penalty;
-        Decoding::Beam(BeamParams { width, num_return: self.n, length_penalty, early_stopping })
-    }
-}
-
-/// Reads a run of one output to its end, showing text as it comes. Ctrl-C ends it with exit code 130.
+/// Reads a run of one output to its end, see [`collect_choices`].
 pub fn collect(run: &Run, show: impl FnMut(&str) -> Result<(), CliError>) -> Result<Output, CliError> {
-    Ok(collect_all(run, show)?.swap_remove(0))
+    Ok(collect_choices(run, 1, show)?.swap_remove(0))
 }
 
-/// Reads a run to its end: all its outputs, at least one. The run's usage and times are with the first.
-pub fn collect_all(run: &Run, mut show: impl FnMut(&str) -> Result<(), CliError>) -> Result<Vec<Output>, CliError> {
-    let mut outputs = vec![Output::default()];
+/// Reads a run of `n` outputs to its end, showing text as it comes. Each output carries the usage and times of the whole
+/// run. Ctrl-C ends it with exit code 130.
+pub fn collect_choices(
+    run: &Run,
+    n: u32,
+    mut show: impl FnMut(&str) -> Result<(), CliError>,
+) -> Result<Vec<Output>, CliError> {
+    let mut outputs = vec![Output::default(); n as usize];
     loop {
         interrupt::check()?;
         match run.recv_timeout(Duration::from_millis(100)) {
             Some(EngineEvent::Text { choice, delta, tokens, logprobs }) => {
                 show(&delta)?;
-                let output = of_choice(&mut outputs, choice);
+                let output = &mut outputs[choice as usize];
                 output.text.push_str(&delta);
                 output.token_ids.extend(tokens);
                 output.logprobs.extend(logprobs);
             }
-            Some(EngineEvent::Choice { choice, reason, score, .. }) => {
-                let output = of_choice(&mut outputs, choice);
-                output.finish = Some(reason);
-                output.score = score;
-            }
             Some(EngineEvent::Finished { reason, usage, timings }) => {
-                outputs[0].finish.get_or_insert(reason);
-                outputs[0].usage = usage;
-                outputs[0].timings = timings;
+                for output in &mut outputs {
+                    output.finish.get_or_insert_with(|| reason.clone());
+                    (output.usage, output.timings) = (usage, timings);
+                }
                 return Ok(outputs);
+            }
+            Some(EngineEvent::Choice { choice, reason, score, .. }) => {
+                let output = &mut outputs[choice as usize];
+                (output.finish, output.score) = (Some(reason), score);
             }
             Some(EngineEvent::Failed { error }) => return Err(error.into()),
             Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
         }
     }
-}
-
-fn of_choice(outputs: &mut Vec<Output>, choice: u32) -> &mut Output {
-    let choice = choice as usize;
-    if outputs.len() <= choice {
-        outputs.resize_with(choice + 1, Output::default);
-    }
-    &mut outputs[choice]
 }
 
 fn report(
@@ -223,18 +213,17 @@ fn report(
 
 fn prompt_json(model: &LoadedModel, prompt: &[TokenId], outputs: &[Output]) -> Value {
     let items: Vec<Value> = outputs.iter().enumerate().map(|(i, o)| output_json(i, o, &model.tokenizer)).collect();
-    let sum = |f: fn(&Output) -> u32| outputs.iter().map(f).sum::<u32>();
-    let output_tokens = sum(|o| o.usage.output_tokens);
+    let usage = outputs.first().map_or(Usage::default(), |output| output.usage);
     json!({
         "model": model.name,
         "prompt_tokens": prompt.len(),
         "outputs": items,
         "usage": {
             "prompt_tokens": prompt.len(),
-            "completion_tokens": output_tokens,
-            "total_tokens": prompt.len() as u32 + output_tokens,
-            "cached_tokens": outputs.first().map_or(0, |o| o.usage.cached_tokens),
-            "preemptions": sum(|o| o.usage.preemptions),
+            "completion_tokens": usage.output_tokens,
+            "total_tokens": prompt.len() as u32 + usage.output_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "preemptions": usage.preemptions,
         },
         "timings": timings_json(outputs),
     })
@@ -266,13 +255,13 @@ fn output_json(index: usize, output: &Output, tokenizer: &Tokenizer) -> Value {
     item
 }
 
-/// Of the first output: the others share its batch.
+/// Of the whole run: its outputs share a batch.
 fn timings_json(outputs: &[Output]) -> Value {
     let Some(first) = outputs.first() else { return Value::Null };
     let (timings, usage) = (first.timings, first.usage);
     json!({
         "ttft_ms": timings.ttft_us as f64 / 1e3,
-        "decode_tok_s": rate(usage.output_tokens.saturating_sub(1), timings.decode_us),
+        "decode_tok_s": rate(usage.output_tokens.saturating_sub(outputs.len() as u32), timings.decode_us),
         "prefill_tok_s": rate(
             usage.prompt_tokens.saturating_sub(usage.cached_tokens),
             timings.ttft_us.saturating_sub(timings.queue_us),

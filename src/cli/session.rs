@@ -9,10 +9,11 @@ use crate::engine::handle::{EngineStatus, LoadedModel};
 use crate::engine::loader;
 use crate::engine::options::{EngineOptions, LoadRequest, ModelSource};
 use crate::ids::TokenId;
+use crate::protocol::{EngineEvent, OwnerTag, PinRequest, RunError};
 use crate::tokenizer::{AddSpecial, ChatTemplate, Now, RenderRequest, Tokenizer};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A running engine with a model.
@@ -64,6 +65,34 @@ pub fn open(args: &ModelArgs, seed: Option<u64>, adjust: impl FnOnce(&mut Engine
             Err(status.into())
         }
     }
+}
+
+/// Computes the prefixes of these files and keeps them for the requests that follow: a JSON list of token ids, or text.
+pub fn pin_prefixes(session: &Session, files: &[PathBuf]) -> Result<(), CliError> {
+    for (i, path) in files.iter().enumerate() {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| CliError::failure(format!("cannot read the prefix: {e}: {shown}")))?;
+        let tokens = match path.extension().is_some_and(|x| x == "json") {
+            true => serde_json::from_str(&text)
+                .map_err(|e| CliError::failure(format!("the prefix is not a list of token ids: {e}: {shown}")))?,
+            false => {
+                let encoded = session.model.tokenizer.encode(&text, AddSpecial::Yes);
+                encoded.map_err(|e| CliError::failure(format!("{e}: {shown}")))?
+            }
+        };
+        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let owner = OwnerTag { id: u64::MAX - i as u64, label: format!("pin {shown}") };
+        let request = PinRequest { owner, name, tokens, cache_salt: 0, adapter: 0 };
+        let fault = |error: RunError| CliError::failure(format!("cannot pin the prefix: {error}: {shown}"));
+        let run = session.engine.pin_prefix(request).map_err(fault)?;
+        while let Some(event) = run.recv() {
+            if let EngineEvent::Failed { error } = event {
+                return Err(fault(error));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A bar for a load or a download; nothing where standard error is not a terminal.

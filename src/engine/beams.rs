@@ -107,7 +107,7 @@ impl Searches {
         let seq = scheduler.get(id).expect("the gang was just taken");
         let at_limit = if stop.max_tokens.is_some() { FinishReason::MaxTokens } else { FinishReason::ContextFull };
         let texts = match stop.stop_strings.iter().any(|s| !s.is_empty()) {
-            true => vec![TextOutput::new(tokenizer.clone(), &stop.stop_strings)],
+            true => vec![TextOutput::new(tokenizer.clone(), &stop.stop_strings, 0)],
             false => Vec::new(),
         };
         let beams = BeamSearch::new(params, seq.max_total() - seq.num_prompt(), at_limit);
@@ -191,7 +191,7 @@ impl Search {
     }
 
     fn output(&self, choice: u32, output: &Hypothesis) -> [EngineEvent; 2] {
-        let mut text = TextOutput::new(self.tokenizer.clone(), &self.stop.stop_strings);
+        let mut text = TextOutput::new(self.tokenizer.clone(), &self.stop.stop_strings, choice);
         let mut delta = String::new();
         let is_stop_token = matches!(output.reason, FinishReason::StopToken(_));
         let shown = output.tokens.len() - usize::from(is_stop_token);

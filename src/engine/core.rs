@@ -5,34 +5,39 @@
 //! twice. It does not catch panics: `thread.rs` does.
 
 use super::beams::Searches;
+use super::branches::RecentTokens;
 use super::budget::{AdaptiveBudget, StepCost};
 use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
 use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
-use super::output::TextOutput;
 use super::record;
 use super::run_state::{LiveRun, StepTime};
 use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
-use crate::protocol::{EngineEvent, FinishReason, GenerateRequest, RunError, Usage};
-use crate::scheduler::{self, Committed, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
+use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError, Usage};
+use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
+/// Waiting requests that a snapshot shows.
+const MAX_WAITING_SHOWN: usize = 512;
 /// Ended requests that a snapshot still shows.
 const MAX_FINISHED: usize = 64;
 /// Failures of a step in a row before the requests of its plan are ended.
 const MAX_FAILED_STEPS: u32 = 3;
 /// A request preempted this often is protected from then on.
 const MAX_PREEMPTIONS: u32 = 4;
+
+/// Steps of waiting that make up for one level of priority, or for the longest cached prefix.
+const AGING_STEPS: u32 = 256;
 
 /// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,16 +51,18 @@ pub enum StepOutcome {
 
 /// Scheduler, cache, executor and clients of one loaded model.
 pub struct EngineCore {
-    shared: Arc<Shared>,
-    model: Arc<LoadedModel>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) model: Arc<LoadedModel>,
     options: EngineOptions,
     /// `None` only while it is rebuilt.
     executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
-    scheduler: Scheduler,
+    pub(super) scheduler: Scheduler,
     batch: StepBatch,
-    runs: HashMap<RequestId, LiveRun>,
-    searches: Searches,
+    /// By the request of the first choice; the requests of the others follow it.
+    pub(super) runs: BTreeMap<RequestId, LiveRun>,
+    pub(super) recent: RecentTokens,
+    pub(super) searches: Searches,
     budget: AdaptiveBudget,
     step: u64,
     num_failed_steps: u32,
@@ -63,6 +70,8 @@ pub struct EngineCore {
     shrunk_budget: Option<u32>,
     /// Why requests waited in the last step.
     reasons: Vec<(RequestId, WaitReason)>,
+    /// What stopped the last admission.
+    binding: Option<WaitReason>,
     finished: VecDeque<RequestInfo>,
     /// Requests that ended since the last record.
     ended: Vec<(RequestId, FinishReason)>,
@@ -82,9 +91,14 @@ impl EngineCore {
             max_model_len: model.max_model_len,
             // Submit counts new requests only; preempted ones wait beside them.
             max_waiting: options.max_queue.saturating_add(options.max_num_seqs),
-            long_prefill_cap: max_tokens_per_step,
+            long_prefill_cap: match options.long_prefill_token_threshold {
+                0 => max_tokens_per_step,
+                threshold => threshold.min(max_tokens_per_step),
+            },
             watermark_blocks: executor.num_blocks() / 100,
             max_preemptions: MAX_PREEMPTIONS,
+            queue_policy: record::queue_policy(options.scheduling_policy),
+            aging_steps: AGING_STEPS,
             victim: record::victim_policy(options.victim_policy),
             check: match options.check {
                 CheckLevel::WhenIdle => scheduler::CheckLevel::Cheap,
@@ -101,12 +115,14 @@ impl EngineCore {
             executor: Some(executor),
             rebuild,
             batch: StepBatch::default(),
-            runs: HashMap::new(),
+            runs: BTreeMap::new(),
+            recent: RecentTokens::default(),
             searches: Searches::default(),
             budget: AdaptiveBudget::default(),
             num_failed_steps: 0,
             shrunk_budget: None,
             reasons: Vec::new(),
+            binding: None,
             finished: VecDeque::new(),
             ended: Vec::new(),
             deltas: Vec::new(),
@@ -115,42 +131,39 @@ impl EngineCore {
         }
     }
 
-    /// Queues a request; a refusal is its terminal event.
-    pub(super) fn add(&mut self, id: RequestId, mut request: GenerateRequest, events: EventSink) {
-        let search = self.searches.prepare(&mut request, &self.model);
-        let text = TextOutput::new(self.model.tokenizer.clone(), &request.stop.stop_strings);
+    /// A run whose first choice begins. `shows_logprobs`: the client asked for them.
+    pub(super) fn new_run(
+        &self,
+        id: RequestId,
+        owner: OwnerTag,
+        events: EventSink,
+        (decoding, shows_logprobs): (Decoding, bool),
+        stop_strings: &[String],
+    ) -> LiveRun {
         let submitted_us = micros64(events.created().saturating_duration_since(self.started));
-        let run = LiveRun::new(request.owner, events, text, submitted_us);
-        let new = NewSequence {
-            id,
-            prompt: request.prompt,
-            seed: request.sampling.seed.unwrap_or(id.0),
-            sampling: request.sampling,
-            stop: request.stop,
-            eos_ids: self.model.eos_token_ids.clone(),
-            priority: request.priority,
-            cache_salt: request.cache_salt,
-        };
-        let added = match search {
-            None => self.scheduler.add(new),
-            Some(search) => self.searches.start(search, new, &mut self.scheduler),
-        };
-        match added {
-            Ok(()) => drop(self.runs.insert(id, run)),
-            Err(error) => {
-                self.leaves_queue();
-                run.events.push(EngineEvent::Failed { error });
-                self.shared.wake();
-            }
-        }
+        let mut run = LiveRun::new(id, owner, events, (decoding, shows_logprobs), submitted_us);
+        run.begin_choice(self.text_output(stop_strings, 0));
+        run
     }
 
-    /// Ends a request at its client's wish; the blocks are free when this returns.
+    /// Ends a run at its client's wish, all choices of it; the blocks are free when this returns.
     pub(super) fn abort(&mut self, id: RequestId) {
-        if self.scheduler.abort(id) {
+        let Some(run) = self.run_of(id).map(|(run, _)| run) else { return };
+        run.drop_waiting();
+        let sequences = run.sequences();
+        // Each sequence must be asked: `any` would stop at the first that was live.
+        let num_live = sequences.filter(|sequence| self.scheduler.abort(*sequence)).count();
+        if num_live > 0 {
             self.settle_ended(&HashMap::new());
             self.shared.wake();
         }
+    }
+
+    /// The run that a sequence belongs to, and which of its choices it is.
+    fn run_of(&mut self, sequence: RequestId) -> Option<(&mut LiveRun, usize)> {
+        let (_, run) = self.runs.range_mut(..=sequence).next_back()?;
+        let choice = run.choice_of(sequence)?;
+        Some((run, choice))
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -198,6 +211,7 @@ impl EngineCore {
             num_waiting: plan.num_waiting,
             ..StepRecord::default()
         };
+        self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.count(output.stats, output.gpu_us);
@@ -273,14 +287,13 @@ impl EngineCore {
         StepOutcome::Retry
     }
 
-    /// Ends one request with an error.
-    fn fail(&mut self, id: RequestId, error: &RunError) {
-        if let Some(run) = self.runs.get(&id) {
+    /// Ends the run of a request with an error.
+    pub(super) fn fail(&mut self, id: RequestId, error: &RunError) {
+        if let Some((run, _)) = self.run_of(id) {
             run.events.push(EngineEvent::Failed { error: error.clone() });
         }
         // The sink has its terminal event: what the scheduler's end adds is not heard.
-        self.scheduler.abort(id);
-        self.settle_ended(&HashMap::new());
+        self.abort(id);
     }
 
     /// Ends every request with an error.
@@ -291,8 +304,10 @@ impl EngineCore {
     }
 
     fn abort_cancelled(&mut self) {
-        let cancelled = self.runs.iter().filter(|(_, run)| run.events.is_cancelled()).map(|(&id, _)| id);
-        let ids: Vec<RequestId> = cancelled.collect();
+        // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
+        let running = self.scheduler.running().map(|seq| seq.id());
+        let is_cancelled = |id: &RequestId| self.run_by(*id).is_some_and(|run| run.events.is_cancelled());
+        let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
         ids.into_iter().for_each(|id| self.abort(id));
     }
 
@@ -301,21 +316,25 @@ impl EngineCore {
         let at = StepTime { step: self.step, now_us };
         for preemption in &plan.preempted {
             let kept_tokens = self.scheduler.get(preemption.victim).map_or(0, |seq| seq.num_tokens());
-            if let Some(run) = self.runs.get(&preemption.victim) {
+            if let Some((run, _)) = self.run_of(preemption.victim) {
                 run.events.push(EngineEvent::Preempted { kept_tokens });
             }
         }
         for admission in &plan.admitted {
-            let Some(run) = self.runs.get_mut(&admission.request) else { continue };
+            let Some((run, _)) = self.run_of(admission.request) else { continue };
             if run.is_new() {
-                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 run.admitted(at, admission.num_tokens, admission.cached_tokens);
+                self.leaves_queue();
             }
         }
         for row in plan.rows.iter().filter(|row| row.kind != RowKind::Decode) {
             let total =
                 self.scheduler.get(row.request).map_or(row.to(), |seq| seq.num_computed() + seq.num_remaining());
-            if let Some(run) = self.runs.get(&row.request) {
+            // Further choices start with a prompt that was read.
+            let is_told = |choice: usize| choice == 0 || matches!(row.kind, RowKind::Recompute { .. });
+            if let Some((run, choice)) = self.run_of(row.request)
+                && is_told(choice)
+            {
                 run.events.push(EngineEvent::Reading { computed: row.to(), total: total.max(row.to()) });
             }
         }
@@ -332,10 +351,15 @@ impl EngineCore {
         let mut stops: HashMap<RequestId, String> = HashMap::new();
         for (row, shown) in committed.rows.iter().zip(&mut record.rows) {
             shown.sampled = row.token;
-            let (Some(token), Some(run)) = (row.token, self.runs.get_mut(&row.request)) else { continue };
+            let Some(token) = row.token else { continue };
+            let Some((run, choice)) = self.run_of(row.request) else { continue };
             let logprobs = row.logit_idx.and_then(|i| logprobs.get_mut(i as usize)).and_then(Option::take);
             let is_stop_token = matches!(row.finish, Some(FinishReason::StopToken(_)));
-            if let Some(stop) = run.token(at, token, logprobs, is_stop_token) {
+            let run_id = run.id;
+            let stop = run.token(at, choice, token, logprobs, is_stop_token);
+            // Before its first choice ends: the others share what it has.
+            self.start_choices(run_id);
+            if let Some(stop) = stop {
                 self.scheduler.finish(row.request, FinishReason::StopString(stop.clone()));
                 stops.insert(row.request, stop);
             }
@@ -344,49 +368,70 @@ impl EngineCore {
         record.finished = std::mem::take(&mut self.ended);
     }
 
-    /// Gives every request that the scheduler ended its terminal event. A token that was the last and also completed a
-    /// stop string counts as the stop string.
+    /// Tells the runs of the requests that the scheduler ended; a run whose choices have all ended gets its terminal event.
+    /// A token that was the last and also completed a stop string counts as the stop string.
     fn settle_ended(&mut self, stops: &HashMap<RequestId, String>) {
-        for ended in self.scheduler.take_ended() {
-            let Some(mut run) = self.runs.remove(&ended.request) else { continue };
-            if run.is_new() {
-                self.leaves_queue();
+        loop {
+            let all = self.scheduler.take_ended();
+            if all.is_empty() {
+                return;
             }
-            let stop = stops.get(&ended.request).cloned().map(FinishReason::StopString);
-            match ended.outcome {
-                Ok(reason) => self.settle(run, ended.request, stop.unwrap_or(reason), ended.usage),
-                Err(error) => {
-                    self.searches.take(ended.request);
-                    run.flush(&FinishReason::Aborted);
-                    run.events.push(EngineEvent::Failed { error });
-                    // Telemetry has no word for a failed run; it left the batch without finishing.
-                    self.remember(&run, ended.request, FinishReason::Aborted, ended.usage);
-                }
-            }
+            all.into_iter().for_each(|ended| self.settle(ended, stops));
         }
     }
 
-    fn settle(&mut self, mut run: LiveRun, id: RequestId, reason: FinishReason, mut usage: Usage) {
-        run.flush(&reason);
-        if let Some(search) = self.searches.take(id).filter(|_| reason != FinishReason::Aborted) {
+    fn settle(&mut self, ended: Ended, stops: &HashMap<RequestId, String>) {
+        let stop = stops.get(&ended.request).cloned().map(FinishReason::StopString);
+        let Some((run, choice)) = self.run_of(ended.request) else { return };
+        let reason = match &ended.outcome {
+            Ok(reason) => stop.unwrap_or(reason.clone()),
+            // Telemetry has no word for a failed run; it left the batch without finishing.
+            Err(_) => FinishReason::Aborted,
+        };
+        let run_id = run.id;
+        self.end_choice(run_id, choice, &reason, ended.usage);
+        let Some((run, _)) = self.run_of(ended.request) else { return };
+        let info = run.finished_info(&ended, reason.clone());
+        if let Err(error) = &ended.outcome {
+            // What the other choices have does not make up for the one that is missing.
+            run.events.push(EngineEvent::Failed { error: error.clone() });
+            run.drop_waiting();
+            for sequence in run.sequences() {
+                self.scheduler.abort(sequence);
+            }
+        }
+        self.remember(info, ended, reason);
+    }
+
+    /// A choice of a run ended; a search tells all its outputs.
+    fn end_choice(&mut self, id: RequestId, choice: usize, reason: &FinishReason, mut usage: Usage) {
+        let Some(run) = self.runs.get_mut(&id) else { return };
+        if let Some(search) = self.searches.take(id).filter(|_| *reason != FinishReason::Aborted) {
             usage.output_tokens = search.num_output_tokens();
             search.outputs().into_iter().for_each(|event| run.events.push(event));
         }
-        let timings = run.timings();
-        self.remember(&run, id, reason.clone(), usage);
-        run.events.push(EngineEvent::Finished { reason, usage, timings });
+        run.end_choice(choice, reason.clone(), usage);
     }
 
-    fn remember(&mut self, run: &LiveRun, id: RequestId, reason: FinishReason, usage: Usage) {
+    fn remember(&mut self, info: RequestInfo, ended: Ended, reason: FinishReason) {
+        let request = ended.request;
         if self.finished.len() == MAX_FINISHED {
             self.finished.pop_front();
         }
-        self.finished.push_back(run.finished_info(id, usage, reason.clone()));
-        self.ended.push((id, reason));
+        self.finished.push_back(info);
+        self.ended.push((request, reason));
+        self.recent.push(ended);
+        let Some(run_id) = self.run_of(request).filter(|(run, _)| run.is_over()).map(|(run, _)| run.id) else { return };
+        if let Some(mut run) = self.runs.remove(&run_id) {
+            if run.is_new() {
+                self.leaves_queue();
+            }
+            run.finish();
+        }
     }
 
     /// A request that was counted as waiting at submit waits no more.
-    fn leaves_queue(&self) {
+    pub(super) fn leaves_queue(&self) {
         self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -437,6 +482,7 @@ impl EngineCore {
     pub(super) fn publish_snapshot(&mut self) {
         self.published = Some(Instant::now());
         let (config, totals) = (self.scheduler.config(), self.scheduler.totals());
+        let requests = self.request_infos();
         let snapshot = EngineSnapshot {
             step: self.step,
             t_us: self.now_us(),
@@ -446,35 +492,39 @@ impl EngineCore {
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
             watermark_blocks: config.watermark_blocks,
-            requests: self.request_infos(),
+            queue: record::queue(&self.scheduler, self.binding, &requests),
+            prefixes: record::prefixes(self.scheduler.kv()),
+            requests,
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,
             preemptions_total: totals.preemptions,
             recomputed_tokens_total: totals.recomputed_tokens,
             computed_tokens_total: totals.computed_tokens,
+            copied_blocks_total: totals.copied_blocks,
             ..EngineSnapshot::default()
         };
         self.shared.telemetry.publish(snapshot);
     }
 
-    /// Running in batch order, waiting in queue order, the last ended.
+    fn run_by(&self, sequence: RequestId) -> Option<&LiveRun> {
+        let (_, run) = self.runs.range(..=sequence).next_back()?;
+        run.choice_of(sequence).map(|_| run)
+    }
+
+    /// Running in batch order, the first that wait in queue order, the last ended.
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
-            infos.extend(self.run_of(seq).map(|run| run.info(seq, None)));
+            infos.extend(self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, None)));
         }
-        for (i, seq) in self.scheduler.waiting().enumerate() {
-            let told = self.reasons.iter().find(|(id, _)| *id == seq.id()).map(|(_, reason)| *reason);
+        let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
+        for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
+            let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
-            infos.extend(self.run_of(seq).map(|run| run.info(seq, Some(reason))));
+            infos.extend(self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason))));
         }
         infos.extend(self.finished.iter().cloned());
         infos
-    }
-
-    /// The run that a sequence works for.
-    fn run_of(&self, seq: &scheduler::Sequence) -> Option<&LiveRun> {
-        self.runs.get(&seq.gang().unwrap_or(seq.id()))
     }
 
     /// Work ran out: shows the final state and checks the books.
@@ -508,16 +558,17 @@ impl EngineCore {
     fn catch_up(&mut self) {
         let at = self.step_time();
         let mut stopped = Vec::new();
-        for (&id, run) in &mut self.runs {
-            let Some(seq) = self.scheduler.get(id).filter(|seq| seq.gang().is_none()) else { continue };
-            let missing: Vec<TokenId> = seq.output().iter().skip(run.num_emitted()).copied().collect();
-            for token in missing {
-                if let Some(stop) = run.token(at, token, None, false) {
-                    stopped.push((id, stop));
-                    break;
-                }
+        for run in self.runs.values_mut() {
+            for (choice, id) in run.sequences().enumerate() {
+                // A search tells its outputs at the end.
+                let Some(seq) = self.scheduler.get(id).filter(|seq| seq.gang().is_none()) else { continue };
+                let missing: Vec<TokenId> = seq.output().iter().skip(run.num_emitted(choice)).copied().collect();
+                let stop = missing.into_iter().find_map(|token| run.token(at, choice, token, None, false));
+                stopped.extend(stop.map(|stop| (id, stop)));
             }
         }
+        let runs: Vec<RequestId> = self.runs.keys().copied().collect();
+        runs.into_iter().for_each(|id| self.start_choices(id));
         for (id, stop) in stopped {
             self.scheduler.finish(id, FinishReason::StopString(stop));
         }

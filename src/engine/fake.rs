@@ -39,6 +39,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         gpu_memory_utilization: 1.0,
         num_gpu_blocks_override: Some(fake.num_blocks),
         prefix_caching: true,
+        scheduling_policy: fake.scheduling_policy,
+        long_prefill_token_threshold: 0,
         adaptive_budget: false,
         victim_policy: VictimPolicy::LastIn,
         precise: false,
@@ -198,6 +200,12 @@ impl Executor for FakeExecutor {
     fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
         self.inner.write_host(slot, bytes)
     }
+}
+
+/// The simulation's tokenizer, for tests of what needs text.
+#[cfg(test)]
+pub(super) fn tokenizer() -> Tokenizer {
+    Tokenizer::from_gguf(vocabulary()).expect("the vocabulary is well formed")
 }
 
 #[cfg(test)]

@@ -31,11 +31,13 @@
 //! # }
 //! ```
 
-use super::beams;
+mod prefixes;
+
 use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
-use crate::ids::RequestId;
+use super::{beams, choices};
+use crate::ids::{RequestId, TokenId};
 use crate::protocol::{Decoding, EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::scheduler::gang_bound;
 use crate::telemetry::{Limits, Telemetry};
@@ -295,19 +297,51 @@ impl EngineHandle {
         }
     }
 
-    /// Checks a request in full and queues it. A request without a seed draws one here.
-    pub fn submit(&self, mut request: GenerateRequest) -> Result<Run, RunError> {
+    /// Checks a request in full and queues it. A request without a seed draws one here. Choice c of the run is request
+    /// `id + c` in telemetry.
+    pub fn submit(&self, request: GenerateRequest) -> Result<Run, RunError> {
+        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, events })
+    }
+
+    /// Queues a run whose prompt is the first `keep_tokens` tokens (prompt and output) of `parent`, followed by the
+    /// request's own, which may be empty. It gets what [`Self::submit`] of the same tokens would get, sooner: while the
+    /// parent runs the fork shares its blocks, and copies the one in which they go on differently. The parent may also
+    /// wait, or have ended a short while ago (the engine keeps the tokens of the last 256): then the fork starts from what
+    /// the prefix cache has of the same tokens, and computes the rest. Salt is the parent's.
+    ///
+    /// A parent that is not known, or has fewer tokens, is the run's terminal event.
+    pub fn fork(&self, parent: RequestId, keep_tokens: u32, request: GenerateRequest) -> Result<Run, RunError> {
+        self.generate(request, keep_tokens, |id, request, events| EngineCommand::Fork {
+            id,
+            parent,
+            keep_tokens,
+            request,
+            events,
+        })
+    }
+
+    fn generate(
+        &self,
+        mut request: GenerateRequest,
+        keep_tokens: u32,
+        command: impl FnOnce(RequestId, Box<GenerateRequest>, EventSink) -> Command,
+    ) -> Result<Run, RunError> {
         let model = self.model().ok_or(RunError::NoModel)?;
-        check_request(&request, &model)?;
-        let num_ids = u64::from(request.decoding.num_sequences().max(1));
-        let id = RequestId(self.inner.next_id.fetch_add(num_ids, Ordering::Relaxed));
+        check_request(&request, keep_tokens, &model)?;
+        let num_sequences = u64::from(request.decoding.num_sequences().max(1));
+        let id = RequestId(self.inner.next_id.fetch_add(num_sequences, Ordering::Relaxed));
         if request.sampling.seed.is_none() {
             request.sampling.seed = Some(self.draw_seed(id));
         }
+        self.start_run(id, |events| command(id, Box::new(request), events))
+    }
+
+    /// Queues what has a run of its own.
+    fn start_run(&self, id: RequestId, command: impl FnOnce(EventSink) -> Command) -> Result<Run, RunError> {
         self.reserve_queue_place()?;
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
-        match self.inner.commands.try_send(EngineCommand::Submit { id, request: Box::new(request), events: sink }) {
+        match self.inner.commands.try_send(command(sink)) {
             Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -520,25 +554,19 @@ impl Drop for Run {
     }
 }
 
-/// Everything that can be known at submit, so that no request waits for what cannot happen.
-fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunError> {
+/// Everything that can be known at submit, so that no request waits for what cannot happen. `kept` tokens of another
+/// request come before its own.
+fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
-    match &request.decoding {
-        Decoding::Beam(params) => beams::check(params, request, model)?,
-        Decoding::Sample { n: 1, best_of: 1 } => {}
-        Decoding::Sample { .. } => {
-            let message = "must be one sampled output".into();
-            return Err(InvalidParam { field: "decoding", message }.into());
-        }
+    choices::check(&request.decoding)?;
+    if let Decoding::Beam(params) = &request.decoding {
+        beams::check(params, request, model)?;
     }
-    let prompt = request.prompt.len() as u32;
+    let prompt = kept.saturating_add(request.prompt.len() as u32);
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);
     }
-    let vocab = model.vocab_size;
-    if let Some(&token) = request.prompt.iter().find(|&&t| t >= vocab) {
-        return Err(RunError::TokenOutOfRange { token, vocab });
-    }
+    check_tokens(&request.prompt, model.vocab_size)?;
     let max_model_len = model.max_model_len;
     if prompt >= max_model_len {
         return Err(RunError::PromptTooLong { prompt, max_model_len });
@@ -548,7 +576,7 @@ fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), R
     }
     let needed = match request.stop.max_tokens {
         Some(max_tokens) => prompt.saturating_add(max_tokens),
-        None => prompt + 1,
+        None => prompt.saturating_add(1),
     };
     if needed > max_model_len {
         return Err(RunError::ContextExceeded { needed, max_model_len });
@@ -562,6 +590,13 @@ fn check_request(request: &GenerateRequest, model: &LoadedModel) -> Result<(), R
         return Err(RunError::NeverFits { needed, total });
     }
     Ok(())
+}
+
+fn check_tokens(tokens: &[TokenId], vocab: u32) -> Result<(), RunError> {
+    match tokens.iter().find(|&&t| t >= vocab) {
+        Some(&token) => Err(RunError::TokenOutOfRange { token, vocab }),
+        None => Ok(()),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,6 +1,7 @@
 //! The event channel of one run: bounded by merging, so that the engine never waits for a client.
 //!
-//! Guarantees: [`EventSink::push`] never blocks; no text is lost, at a full mailbox deltas merge into one event; the
+//! Guarantees: [`EventSink::push`] never blocks; no text is lost, at a full mailbox deltas of one choice merge into one
+//! event, never those of different choices; the
 //! terminal event always arrives, exactly once, and nothing follows it; a sink that is dropped without a terminal event
 //! leaves [`RunError::ShutDown`]. It does not attempt to keep every progress event: at a full mailbox the newest wins.
 
@@ -85,24 +86,35 @@ impl std::fmt::Debug for EventSink {
 /// Queues an event, merging or dropping where the queue is full.
 fn accept(events: &mut VecDeque<EngineEvent>, event: EngineEvent) {
     let is_full = events.len() >= CAPACITY;
+    if is_full && let EngineEvent::Text { choice, .. } = &event {
+        let choice = *choice;
+        // Choices take turns: a choice's last text may be further back. There is at most one more for each choice.
+        let same =
+            |waiting: &&mut EngineEvent| matches!(waiting, EngineEvent::Text { choice: of, .. } if *of == choice);
+        match events.iter_mut().rev().find(same) {
+            Some(waiting) => merge(waiting, event),
+            None => events.push_back(event),
+        }
+        return;
+    }
     match (event, events.back_mut()) {
         // Progress is a level, not a sequence: only the newest matters.
         (event @ EngineEvent::Reading { .. }, Some(last @ EngineEvent::Reading { .. })) => *last = event,
-        (
-            EngineEvent::Text { choice, delta, tokens, logprobs },
-            Some(EngineEvent::Text {
-                choice: last_choice,
-                delta: last_delta,
-                tokens: last_tokens,
-                logprobs: last_logprobs,
-            }),
-        ) if is_full && choice == *last_choice => {
-            last_delta.push_str(&delta);
-            last_tokens.extend(tokens);
-            last_logprobs.extend(logprobs);
-        }
         (EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }, Some(_)) if is_full => {}
         (event, _) => events.push_back(event),
+    }
+}
+
+/// Appends a text to one of the same choice.
+fn merge(waiting: &mut EngineEvent, event: EngineEvent) {
+    if let (
+        EngineEvent::Text { delta, tokens, logprobs, .. },
+        EngineEvent::Text { delta: more, tokens: more_tokens, logprobs: more_logprobs, .. },
+    ) = (waiting, event)
+    {
+        delta.push_str(&more);
+        tokens.extend(more_tokens);
+        logprobs.extend(more_logprobs);
     }
 }
 
@@ -195,6 +207,27 @@ mod tests {
         assert!(num_events <= CAPACITY + 1, "{num_events} events kept");
         assert_eq!(ids, (0..1000).collect::<Vec<_>>());
         assert_eq!(all, (0..1000).map(|i| format!("{i} ")).collect::<String>());
+    }
+
+    #[test]
+    fn texts_of_different_choices_never_merge_and_the_mailbox_stays_bounded() {
+        let (sink, stream) = channel();
+        for i in 0..4000u32 {
+            let (choice, token) = (i % 7, i / 7);
+            sink.push(EngineEvent::Text { choice, delta: format!("{choice}"), tokens: vec![token], logprobs: vec![] });
+        }
+        let mut ids = vec![Vec::new(); 7];
+        let mut num_events = 0;
+        while let Some(event) = stream.try_recv() {
+            num_events += 1;
+            let EngineEvent::Text { choice, delta, tokens, .. } = event else { panic!("{event:?}") };
+            assert!(delta.chars().all(|c| c.to_digit(10) == Some(choice)) && delta.len() == tokens.len(), "{delta}");
+            ids[choice as usize].extend(tokens);
+        }
+        assert!(num_events <= CAPACITY + 7, "{num_events} events kept");
+        for (choice, ids) in ids.iter().enumerate() {
+            assert_eq!(*ids, (0..(4000 - choice as u32).div_ceil(7)).collect::<Vec<_>>(), "choice {choice}");
+        }
     }
 
     #[test]

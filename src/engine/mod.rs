@@ -5,10 +5,12 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`output`], [`beams`], [`stop_strings`], [`budget`], [`record`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`choices`], [`branches`], [`output`], [`beams`], [`stop_strings`], [`budget`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod beams;
+pub mod branches;
 pub mod budget;
+pub mod choices;
 pub mod core;
 pub mod fake;
 pub mod handle;
@@ -18,6 +20,7 @@ pub mod mailbox;
 pub mod memory_plan;
 pub mod options;
 pub mod output;
+mod prefixes;
 pub mod record;
 pub mod run_state;
 pub mod stop_strings;

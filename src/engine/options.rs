@@ -1,6 +1,6 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
-use crate::telemetry::VictimPolicy;
+use crate::telemetry::{QueuePolicy, VictimPolicy};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -58,6 +58,10 @@ pub struct EngineOptions {
     /// Exactly this many KV blocks, the null block included.
     pub num_gpu_blocks_override: Option<u32>,
     pub prefix_caching: bool,
+    /// Who is admitted first.
+    pub scheduling_policy: QueuePolicy,
+    /// Tokens of one prompt per step at most; 0 leaves it to the budget, which concurrent prompts share evenly.
+    pub long_prefill_token_threshold: u32,
     /// Fit the prefill chunks to the time that decoding rows may wait.
     pub adaptive_budget: bool,
     /// Who gives way when blocks are short.
@@ -105,6 +109,7 @@ pub struct FakeOptions {
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
     pub max_queue: u32,
+    pub scheduling_policy: QueuePolicy,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
 }
@@ -120,6 +125,7 @@ impl FakeOptions {
             max_num_batched_tokens: 64,
             max_model_len: 1024,
             max_queue: 64,
+            scheduling_policy: QueuePolicy::Fair,
             faults: Vec::new(),
         }
     }

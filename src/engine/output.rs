@@ -13,6 +13,7 @@ use std::sync::Arc;
 /// The text side of one run.
 #[derive(Clone)]
 pub struct TextOutput {
+    choice: u32,
     detokenizer: Detokenizer,
     matcher: StopMatcher,
 }
@@ -27,15 +28,16 @@ pub struct Piece {
 
 impl TextOutput {
     /// Special tokens are left out of the text; a leading space is kept, since the text goes on after the prompt.
-    pub fn new(tokenizer: Arc<Tokenizer>, stop_strings: &[String]) -> Self {
-        TextOutput { detokenizer: Detokenizer::continuing(tokenizer, true), matcher: StopMatcher::new(stop_strings) }
+    pub fn new(tokenizer: Arc<Tokenizer>, stop_strings: &[String], choice: u32) -> Self {
+        let detokenizer = Detokenizer::continuing(tokenizer, true);
+        TextOutput { choice, detokenizer, matcher: StopMatcher::new(stop_strings) }
     }
 
     /// Takes the next token of the output.
     pub fn push(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> Piece {
         let matched = self.matcher.push(&self.detokenizer.push(token));
         let event = EngineEvent::Text {
-            choice: 0,
+            choice: self.choice,
             delta: matched.text,
             tokens: vec![token],
             logprobs: logprobs.into_iter().collect(),
@@ -46,7 +48,7 @@ impl TextOutput {
     /// Takes a token that ends the output: it is reported, but is not part of the text.
     pub fn push_stop_token(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> EngineEvent {
         EngineEvent::Text {
-            choice: 0,
+            choice: self.choice,
             delta: String::new(),
             tokens: vec![token],
             logprobs: logprobs.into_iter().collect(),
@@ -56,6 +58,7 @@ impl TextOutput {
     /// What was held back as a possible stop string, once the output ended for another reason.
     pub fn flush(&mut self) -> Option<EngineEvent> {
         let delta = self.matcher.flush();
-        (!delta.is_empty()).then(|| EngineEvent::Text { choice: 0, delta, tokens: Vec::new(), logprobs: Vec::new() })
+        let choice = self.choice;
+        (!delta.is_empty()).then(|| EngineEvent::Text { choice, delta, tokens: Vec::new(), logprobs: Vec::new() })
     }
 }

@@ -1,10 +1,16 @@
 //! Decisions and cache changes in the words of telemetry.
 
 use crate::kv::{self, BlockEvent, KvCache};
-use crate::scheduler::{self, StepPlan};
+use crate::protocol::OwnerTag;
+use crate::scheduler::{self, Scheduler, StepPlan};
 use crate::telemetry::{
-    BlockDelta, BlockInfo, BlockState, KvTotals, PreemptMode, Preemption, RowKind, SeqStep, VictimPolicy, WaitReason,
+    BlockDelta, BlockInfo, BlockState, ClientShare, KvTotals, PreemptMode, Preemption, PrefixInfo, QueueInfo,
+    QueuePolicy, RequestInfo, RowKind, SeqStep, Tier, VictimPolicy, WaitReason,
 };
+
+/// Clients and prefixes that a snapshot shows.
+const MAX_CLIENTS: usize = 64;
+const MAX_PREFIXES: usize = 64;
 
 pub fn delta(event: BlockEvent) -> BlockDelta {
     match event {
@@ -17,6 +23,8 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::Free { block } => BlockDelta::Free { block },
         BlockEvent::Publish { block, hash } => BlockDelta::Publish { block, hash },
         BlockEvent::Copy { from, to, request } => BlockDelta::Copy { from, to, request },
+        BlockEvent::Pin { block } => BlockDelta::Pin { block },
+        BlockEvent::Unpin { block } => BlockDelta::Unpin { block },
     }
 }
 
@@ -44,6 +52,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         shared: counts.shared,
         saved: counts.saved,
         evicted_this_step: counts.evicted_this_step,
+        pinned: counts.pinned,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
         partial_hit_tokens: counts.partial_hit_tokens,
@@ -62,7 +71,7 @@ pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
         refs: view.refs,
         filled: view.filled,
         hash: view.hash,
-        pinned: false,
+        pinned: view.is_pinned,
         last_step: view.last_step,
     };
     kv.blocks().map(info).collect()
@@ -109,6 +118,62 @@ pub fn victim_policy(policy: VictimPolicy) -> scheduler::VictimPolicy {
     }
 }
 
+/// The queue, with the clients that have live requests: those who are next under the fair policy first.
+pub fn queue(scheduler: &Scheduler, binding: Option<WaitReason>, requests: &[RequestInfo]) -> QueueInfo {
+    let mut live: Vec<_> = scheduler.clients().filter(|view| view.waiting + view.running > 0).collect();
+    live.sort_unstable_by_key(|view| (view.counter, view.client));
+    let owner = |client: u64| {
+        let shown = requests.iter().find(|request| request.owner.id == client);
+        shown.map_or_else(|| OwnerTag { id: client, label: String::new() }, |request| request.owner.clone())
+    };
+    let share = |view: &scheduler::ClientView| ClientShare {
+        owner: owner(view.client),
+        served_tokens: view.served_tokens,
+        counter: view.counter,
+        waiting: view.waiting,
+        running: view.running,
+    };
+    QueueInfo {
+        policy: match scheduler.config().queue_policy {
+            scheduler::QueuePolicy::Fcfs => QueuePolicy::Fcfs,
+            scheduler::QueuePolicy::Priority => QueuePolicy::Priority,
+            scheduler::QueuePolicy::LongestPrefix => QueuePolicy::LongestPrefix,
+            scheduler::QueuePolicy::Fair => QueuePolicy::Fair,
+        },
+        binding: binding.filter(|_| scheduler.num_waiting() > 0),
+        clients: live.into_iter().take(MAX_CLIENTS).map(share).collect(),
+    }
+}
+
+/// The prefixes that the cache knows, pinned first, then by hits.
+pub fn prefixes(kv: &KvCache) -> Vec<PrefixInfo> {
+    let info = |view: kv::PrefixView| PrefixInfo {
+        id: view.id,
+        name: view.name,
+        tokens: view.blocks * kv.block_size(),
+        blocks: view.blocks,
+        hits: view.hits,
+        hit_tokens: view.hit_tokens,
+        last_hit_step: view.last_hit_step,
+        pinned: view.is_pinned,
+        tier: Tier::Gpu,
+        cache_salt: view.key.salt,
+        adapter: view.key.adapter,
+        head: view.head,
+    };
+    kv.prefixes(MAX_PREFIXES).into_iter().map(info).collect()
+}
+
+/// The policy that settings name, as the scheduler knows it.
+pub fn queue_policy(policy: QueuePolicy) -> scheduler::QueuePolicy {
+    match policy {
+        QueuePolicy::Fcfs => scheduler::QueuePolicy::Fcfs,
+        QueuePolicy::Priority => scheduler::QueuePolicy::Priority,
+        QueuePolicy::LongestPrefix => scheduler::QueuePolicy::LongestPrefix,
+        QueuePolicy::Fair => scheduler::QueuePolicy::Fair,
+    }
+}
+
 pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
     match reason {
         scheduler::WaitReason::Behind { position } => WaitReason::Behind { position },
@@ -118,5 +183,6 @@ pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
         scheduler::WaitReason::Gang { needed, available } => WaitReason::Gang { needed, available },
         scheduler::WaitReason::Preemption => WaitReason::Preemption,
         scheduler::WaitReason::Prefix { leader } => WaitReason::Prefix { leader },
+        scheduler::WaitReason::Share { ahead } => WaitReason::Share { ahead },
     }
 }

@@ -1,25 +1,33 @@
-//! What the engine keeps of a live run beside the scheduler's sequence: its client, its text, its times.
+//! What the engine keeps of a live run beside the scheduler's sequences: its client, its outputs, its times.
 
+use super::choices::{self, Choice};
 use super::mailbox::EventSink;
 use super::output::TextOutput;
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{EngineEvent, FinishReason, OwnerTag, RunTimings, TokenLogprobs};
-use crate::scheduler::Sequence;
+use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunTimings, TokenLogprobs, Usage};
+use crate::scheduler::{Ended, NewSequence, Sequence};
 use crate::telemetry::{RequestInfo, RequestState, WaitReason};
 
-/// A live run. Times are microseconds since the engine started.
+/// A live run. Its sequence for choice c is request `id + c`. Times are microseconds since the engine started.
 pub struct LiveRun {
+    pub id: RequestId,
     pub owner: OwnerTag,
     pub events: EventSink,
-    text: TextOutput,
     submitted_us: u64,
     admitted_us: Option<u64>,
     first_token_us: Option<u64>,
     last_token_us: Option<u64>,
     first_step: u64,
     last_step: u64,
-    /// Output tokens turned to text so far.
-    num_emitted: usize,
+    /// The choices that have begun.
+    choices: Vec<Choice>,
+    decoding: Decoding,
+    /// What the further choices start from, until they do.
+    waiting: Option<Box<NewSequence>>,
+    shows_logprobs: bool,
+    usage: Usage,
+    /// It computes a prefix to be pinned: its token means nothing and is not sent.
+    is_pin: bool,
 }
 
 /// When a step was committed.
@@ -30,19 +38,76 @@ pub struct StepTime {
 }
 
 impl LiveRun {
-    pub fn new(owner: OwnerTag, events: EventSink, text: TextOutput, submitted_us: u64) -> Self {
+    /// A run whose first choice begins. `shows_logprobs`: the client asked for them.
+    pub fn new(
+        id: RequestId,
+        owner: OwnerTag,
+        events: EventSink,
+        (decoding, shows_logprobs): (Decoding, bool),
+        submitted_us: u64,
+    ) -> Self {
         LiveRun {
+            id,
             owner,
             events,
-            text,
             submitted_us,
             admitted_us: None,
             first_token_us: None,
             last_token_us: None,
             first_step: 0,
             last_step: 0,
-            num_emitted: 0,
+            choices: Vec::new(),
+            decoding,
+            waiting: None,
+            shows_logprobs,
+            usage: Usage::default(),
+            is_pin: false,
         }
+    }
+
+    /// The run of a prefix that is to be pinned.
+    pub fn for_pin(mut self) -> Self {
+        self.is_pin = true;
+        self
+    }
+
+    /// The next choice begins.
+    pub fn begin_choice(&mut self, text: TextOutput) {
+        let holds = self.ranks();
+        self.choices.push(Choice::new(text, holds));
+    }
+
+    fn is_search(&self) -> bool {
+        matches!(self.decoding, Decoding::Beam(_))
+    }
+
+    /// True when the log-probabilities of all outputs decide which are sent.
+    pub fn ranks(&self) -> bool {
+        !self.is_search() && self.decoding.num_sequences() > self.decoding.num_choices()
+    }
+
+    /// Keeps what further choices start from, if there are to be any.
+    pub fn keep_for_choices(&mut self, new: &NewSequence) {
+        self.waiting = (!self.is_search() && self.decoding.num_sequences() > 1).then(|| Box::new(new.clone()));
+    }
+
+    /// What further choices start from, and how many there will be in all; given once, when the first has a token.
+    pub fn take_for_choices(&mut self) -> Option<(NewSequence, u32)> {
+        let has_token = self.choices.first().is_some_and(|first| first.num_emitted() > 0);
+        let new = if has_token { self.waiting.take() } else { None }?;
+        Some((*new, self.decoding.num_sequences()))
+    }
+
+    /// The requests of the choices that have begun.
+    pub fn sequences(&self) -> impl Iterator<Item = RequestId> + use<> {
+        let first = self.id.0;
+        (first..first + self.choices.len() as u64).map(RequestId)
+    }
+
+    /// Which choice this request is.
+    pub fn choice_of(&self, sequence: RequestId) -> Option<usize> {
+        let choice = sequence.0.checked_sub(self.id.0)? as usize;
+        (choice < self.choices.len()).then_some(choice)
     }
 
     /// True until the first admission.
@@ -59,43 +124,87 @@ impl LiveRun {
         }
     }
 
-    /// Turns a committed token to text; the stop string that it completed, if any.
+    /// Turns a committed token of a choice to text; the stop string that it completed, if any.
     pub fn token(
         &mut self,
         at: StepTime,
+        choice: usize,
         token: TokenId,
         logprobs: Option<TokenLogprobs>,
         is_stop_token: bool,
     ) -> Option<String> {
         self.progress(at);
-        self.num_emitted += 1;
-        if is_stop_token {
-            self.events.push(self.text.push_stop_token(token, logprobs));
+        if self.is_pin {
+            self.choices[choice].count();
             return None;
         }
-        let piece = self.text.push(token, logprobs);
-        self.events.push(piece.event);
-        piece.stop
+        let (event, stop) = self.choices[choice].push(token, logprobs, is_stop_token, self.shows_logprobs);
+        event.into_iter().for_each(|event| self.events.push(event));
+        stop
     }
 
-    /// A step brought the run further, though no text is told yet.
+    /// A step brought the run further, though no text may be told yet.
     pub fn progress(&mut self, at: StepTime) {
         self.first_token_us.get_or_insert(at.now_us);
         self.last_token_us = Some(at.now_us);
         self.last_step = at.step;
     }
 
-    /// Output tokens turned to text so far.
-    pub fn num_emitted(&self) -> usize {
-        self.num_emitted
+    /// Output tokens of a choice turned to text so far.
+    pub fn num_emitted(&self, choice: usize) -> usize {
+        self.choices[choice].num_emitted()
     }
 
-    /// Sends what was held back, unless a stop string or the client ended the run.
-    pub fn flush(&mut self, reason: &FinishReason) {
-        if !matches!(reason, FinishReason::StopString(_))
-            && let Some(event) = self.text.flush()
-        {
-            self.events.push(event);
+    /// A choice ended. The prompt is counted once, with the first.
+    pub fn end_choice(&mut self, choice: usize, reason: FinishReason, usage: Usage) {
+        if choice == 0 {
+            self.usage.prompt_tokens = usage.prompt_tokens;
+            self.usage.cached_tokens = usage.cached_tokens;
+        }
+        self.usage.output_tokens += usage.output_tokens;
+        self.usage.preemptions += usage.preemptions;
+        let ended = &mut self.choices[choice];
+        ended.end(reason.clone()).into_iter().for_each(|event| self.events.push(event));
+        if !self.ranks() {
+            self.tell_choice(choice as u32, choice, reason);
+        }
+    }
+
+    /// No further choice begins.
+    pub fn drop_waiting(&mut self) {
+        self.waiting = None;
+    }
+
+    /// True when every choice has ended and none is to begin.
+    pub fn is_over(&self) -> bool {
+        self.waiting.is_none() && self.choices.iter().all(|choice| choice.reason().is_some())
+    }
+
+    /// Sends the best where they were to be chosen, and the terminal event: with the reason of the first choice, or
+    /// `Aborted` when the client ended any.
+    pub fn finish(&mut self) {
+        let mut reasons: Vec<FinishReason> =
+            self.choices.iter().filter_map(|choice| choice.reason().cloned()).collect();
+        if self.ranks() {
+            let best = choices::best(&self.choices, self.decoding.num_choices() as usize);
+            for (rank, &choice) in best.iter().enumerate() {
+                let text = self.choices[choice].release(rank as u32);
+                text.into_iter().for_each(|event| self.events.push(event));
+                self.tell_choice(rank as u32, choice, reasons[choice].clone());
+            }
+            reasons = best.iter().map(|&choice| reasons[choice].clone()).collect();
+        }
+        let aborted = reasons.iter().position(|reason| *reason == FinishReason::Aborted);
+        let reason = reasons.swap_remove(aborted.unwrap_or(0));
+        self.events.push(EngineEvent::Finished { reason, usage: self.usage, timings: self.timings() });
+    }
+
+    /// A request for one choice is told by the terminal event alone.
+    fn tell_choice(&self, number: u32, choice: usize, reason: FinishReason) {
+        // A search has told its outputs itself.
+        if !self.is_search() && self.decoding.num_choices() > 1 {
+            let cumulative_logprob = self.choices[choice].cumulative_logprob();
+            self.events.push(EngineEvent::Choice { choice: number, reason, cumulative_logprob, score: None });
         }
     }
 
@@ -110,7 +219,7 @@ impl LiveRun {
         }
     }
 
-    /// The run as the app shows it, while its sequence lives.
+    /// A sequence of the run as the app shows it, while it lives.
     pub fn info(&self, seq: &Sequence, waits: Option<WaitReason>) -> RequestInfo {
         let state = match waits {
             Some(reason) => RequestState::Waiting { reason, preempted: seq.preemptions() > 0 },
@@ -127,8 +236,11 @@ impl LiveRun {
             num_computed: seq.num_computed(),
             blocks: seq.table().ids().to_vec(),
             parent: seq.parent(),
-            choice: seq.gang().map_or(0, |gang| (seq.id().0 - gang.0) as u32),
-            priority: 0,
+            choice: match seq.gang() {
+                Some(leader) => (seq.id().0 - leader.0) as u32,
+                None => self.choice_of(seq.id()).unwrap_or(0) as u32,
+            },
+            priority: seq.priority(),
             swapped_blocks: 0,
             preemptions: seq.preemptions(),
             submitted_us: self.submitted_us,
@@ -138,10 +250,11 @@ impl LiveRun {
         }
     }
 
-    /// The run as the app shows it after its end.
-    pub fn finished_info(&self, id: RequestId, usage: crate::protocol::Usage, reason: FinishReason) -> RequestInfo {
+    /// A sequence of the run as the app shows it after its end.
+    pub fn finished_info(&self, ended: &Ended, reason: FinishReason) -> RequestInfo {
+        let usage = ended.usage;
         RequestInfo {
-            id,
+            id: ended.request,
             owner: self.owner.clone(),
             state: RequestState::Finished,
             prompt_tokens: usage.prompt_tokens,
@@ -149,8 +262,8 @@ impl LiveRun {
             output_tokens: usage.output_tokens,
             num_computed: 0,
             blocks: Vec::new(),
-            parent: None,
-            choice: 0,
+            parent: ended.parent,
+            choice: self.choice_of(ended.request).unwrap_or(0) as u32,
             priority: 0,
             swapped_blocks: 0,
             preemptions: usage.preemptions,

@@ -4,11 +4,14 @@
 //! request goes on from its tokens; repeated faults end the requests, never the process; when the thread ends, every run
 //! has its terminal event.
 
+use super::branches::Start;
 use super::core::{EngineCore, StepOutcome};
 use super::handle::{Command, EngineStatus, Shared};
 use super::loader::{LoadFailure, Loaded, Progress};
+use super::mailbox::EventSink;
 use super::options::LoadRequest;
-use crate::protocol::{EngineCommand, RunError};
+use crate::ids::RequestId;
+use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, PrefixCommand, RunError};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -125,14 +128,10 @@ impl EngineThread {
 
     fn handle(&mut self, command: Command) {
         match command {
-            EngineCommand::Submit { id, request, events } => match &mut self.core {
-                Some(core) => core.add(id, *request, events),
-                None => {
-                    self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
-                    events.push(crate::protocol::EngineEvent::Failed { error: RunError::NoModel });
-                    self.shared.wake();
-                }
-            },
+            EngineCommand::Submit { id, request, events } => self.start_run(id, *request, Start::Prompt, events),
+            EngineCommand::Fork { id, parent, keep_tokens, request, events } => {
+                self.start_run(id, *request, Start::Fork { parent, keep_tokens }, events);
+            }
             EngineCommand::Abort { id } => {
                 if let Some(core) = &mut self.core {
                     core.abort(id);
@@ -140,6 +139,7 @@ impl EngineThread {
                     self.is_idle = false;
                 }
             }
+            EngineCommand::Prefix(command) => self.prefix(command),
             EngineCommand::Load(LoadCommand::Start { load, request }) => self.start_load(load, request),
             EngineCommand::Load(LoadCommand::Done { load, result, max_queue }) => {
                 self.finish_load(load, *result, max_queue);
@@ -151,6 +151,33 @@ impl EngineThread {
             EngineCommand::Pause => self.set_paused(true),
             EngineCommand::Resume => self.set_paused(false),
             EngineCommand::Shutdown => {}
+        }
+    }
+
+    fn start_run(&mut self, id: RequestId, request: GenerateRequest, start: Start, events: EventSink) {
+        match &mut self.core {
+            Some(core) => core.add(id, request, start, events),
+            None => {
+                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
+                events.push(EngineEvent::Failed { error: RunError::NoModel });
+                self.shared.wake();
+            }
+        }
+    }
+
+    fn prefix(&mut self, command: PrefixCommand<EventSink>) {
+        match (&mut self.core, command) {
+            (Some(core), command) => {
+                core.prefix(command);
+                // A snapshot shows it even when no step follows.
+                self.is_idle = false;
+            }
+            (None, PrefixCommand::Pin { events, .. }) => {
+                self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
+                events.push(EngineEvent::Failed { error: RunError::NoModel });
+                self.shared.wake();
+            }
+            (None, _) => {}
         }
     }
 

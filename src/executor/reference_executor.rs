@@ -7,8 +7,9 @@ use crate::batch::{StepBatch, Want};
 use crate::executor::host_store::HostStore;
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::{BlockId, HostSlot, TokenId};
-use crate::model::spec::{ModelSpec, RopePairing, WeightRole};
-use crate::model::{Model, quant, rope};
+use crate::kernels::mlp;
+use crate::model::spec::{ModelSpec, NormKind, Residual, RopePairing, RopeSpec, WeightRole};
+use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
 use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
 
@@ -26,8 +27,21 @@ struct Matrix {
     data: Vec<f32>,
 }
 
+/// A norm's gain, and the bias of a LayerNorm that has one.
+struct Norm {
+    gain: Matrix,
+    bias: Option<Matrix>,
+}
+
+/// Cosines and sines by position. [num_positions, rotary_dim / 2]
+struct RopeTable {
+    spec: RopeSpec,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
 struct Layer {
-    attn_norm: Matrix,
+    attn_norm: Option<Norm>,
     q: Matrix,
     k: Matrix,
     v: Matrix,
@@ -38,8 +52,10 @@ struct Layer {
     o_bias: Option<Matrix>,
     q_norm: Option<Matrix>,
     k_norm: Option<Matrix>,
-    ffn_norm: Matrix,
-    gate: Matrix,
+    post_attn_norm: Option<Norm>,
+    ffn_norm: Option<Norm>,
+    post_ffn_norm: Option<Norm>,
+    gate: Option<Matrix>,
     up: Matrix,
     down: Matrix,
     gate_bias: Option<Matrix>,
@@ -55,11 +71,13 @@ pub struct ReferenceExecutor {
     spec: ModelSpec,
     cfg: ReferenceConfig,
     embedding: Matrix,
-    output_norm: Matrix,
+    positions: Option<Matrix>,
+    output_norm: Norm,
     head: Option<Matrix>,
+    head_bias: Option<Matrix>,
     layers: Vec<Layer>,
-    cos: Vec<f32>, // [num_positions, rotary_dim / 2]
-    sin: Vec<f32>,
+    rope: RopeTable,
+    windowed_rope: Option<RopeTable>,
     host: HostStore,
     done: Option<StepOutput>,
 }
@@ -70,14 +88,16 @@ impl ReferenceExecutor {
         let spec = model.spec().clone();
         let pool = (cfg.num_blocks * cfg.block_size * spec.num_kv_heads * spec.head_dim) as usize;
         let layers = (0..spec.num_layers).map(|l| load_layer(model, l, pool)).collect::<Result<_, _>>()?;
-        let (cos, sin) = rope::cos_sin_table(&spec.rope, spec.max_position);
+        let output_norm = norm(model, WeightRole::OutputNorm, Some(WeightRole::OutputNormBias))?;
         Ok(ReferenceExecutor {
             embedding: required(model, WeightRole::TokenEmbedding)?,
-            output_norm: required(model, WeightRole::OutputNorm)?,
+            positions: optional(model, WeightRole::PositionEmbedding)?,
+            output_norm: output_norm.ok_or(LoadError::MissingWeight { role: WeightRole::OutputNorm })?,
             head: optional(model, WeightRole::LmHead)?,
+            head_bias: optional(model, WeightRole::HeadBias)?,
             layers,
-            cos,
-            sin,
+            rope: RopeTable::new(&spec.rope, spec.max_position),
+            windowed_rope: spec.block.windowed_rope.as_ref().map(|rope| RopeTable::new(rope, spec.max_position)),
             host: HostStore::default(),
             done: None,
             cfg,
@@ -124,10 +144,14 @@ impl ReferenceExecutor {
     fn run(&mut self, batch: &StepBatch) -> StepOutput {
         self.swap(batch);
         self.copy_blocks(batch);
-        let hidden = self.spec.hidden_size as usize;
+        let (hidden, block) = (self.spec.hidden_size as usize, &self.spec.block);
         let mut x: Vec<f32> = Vec::with_capacity(batch.num_tokens() * hidden);
-        for &id in &batch.input_ids {
-            x.extend_from_slice(self.embedding.row(id as usize));
+        for (&id, &position) in batch.input_ids.iter().zip(&batch.positions) {
+            x.extend(self.embedding.row(id as usize).iter().map(|v| v * block.embedding_scale));
+            if let Some(positions) = &self.positions {
+                let at = x.len() - hidden;
+                add(&mut x[at..], positions.row(position as usize), 1.0);
+            }
         }
         for l in 0..self.layers.len() {
             self.layer(l, batch, &mut x);
@@ -136,8 +160,13 @@ impl ReferenceExecutor {
         let mut logits = Vec::with_capacity(batch.num_logits() * vocab);
         for &t in &batch.logit_tokens {
             let row = &x[t as usize * hidden..(t as usize + 1) * hidden];
-            let normed = rms_norm(row, &self.output_norm.data, self.spec.rms_eps);
-            logits.extend(matvec(self.head.as_ref().unwrap_or(&self.embedding), &normed, None));
+            let normed = self.output_norm.apply(&self.spec, row);
+            let row = matvec(self.head.as_ref().unwrap_or(&self.embedding), &normed, self.head_bias.as_ref());
+            logits.extend(
+                row.iter().map(|v| {
+                    soft_cap(f64::from(v * self.spec.block.logit_scale), self.spec.block.logit_softcap) as f32
+                }),
+            );
         }
         finish(batch, logits, vocab)
     }
@@ -159,8 +188,8 @@ impl ReferenceExecutor {
         let mut queries = Vec::with_capacity(batch.num_tokens());
         for t in 0..batch.num_tokens() {
             let (mut q, mut k, v) = self.layers[l].project(&spec, &x[t * hidden..(t + 1) * hidden]);
-            self.rotate(batch.positions[t], &mut q);
-            self.rotate(batch.positions[t], &mut k);
+            self.rotate(l, batch.positions[t], &mut q);
+            self.rotate(l, batch.positions[t], &mut k);
             let at = batch.kv_slots[t] as usize * kv_width;
             self.layers[l].k_pool[at..at + kv_width].copy_from_slice(&k);
             self.layers[l].v_pool[at..at + kv_width].copy_from_slice(&v);
@@ -170,26 +199,33 @@ impl ReferenceExecutor {
             let attended = self.attend(l, batch, t, q);
             let layer = &self.layers[l];
             let row = &mut x[t * hidden..(t + 1) * hidden];
-            add(row, &matvec(&layer.o, &attended, layer.o_bias.as_ref()));
-            let normed = rms_norm(row, &layer.ffn_norm.data, spec.rms_eps);
-            let gate = matvec(&layer.gate, &normed, layer.gate_bias.as_ref());
-            let up = matvec(&layer.up, &normed, layer.up_bias.as_ref());
-            let act: Vec<f32> = gate.iter().zip(&up).map(|(&g, &u)| g / (1.0 + (-g).exp()) * u).collect();
-            add(row, &matvec(&layer.down, &act, layer.down_bias.as_ref()));
+            let before = row.to_vec();
+            let attended = matvec(&layer.o, &attended, layer.o_bias.as_ref());
+            add(row, &normed(&layer.post_attn_norm, &spec, &attended), spec.block.residual_scale);
+            let seen = match spec.block.residual {
+                Residual::Sequential => normed(&layer.ffn_norm, &spec, row),
+                Residual::Parallel => normed(&layer.ffn_norm, &spec, &before),
+                Residual::ParallelOneNorm => normed(&layer.attn_norm, &spec, &before),
+            };
+            let mlp = layer.mlp(&spec, &seen);
+            add(row, &normed(&layer.post_ffn_norm, &spec, &mlp), spec.block.residual_scale);
         }
     }
 
     /// Rotates each head of `heads` in place (RoFormer, arXiv 2104.09864).
-    fn rotate(&self, position: u32, heads: &mut [f32]) {
-        let half = self.spec.rope.rotary_dim as usize / 2;
+    fn rotate(&self, l: usize, position: u32, heads: &mut [f32]) {
+        let Some(spec) = self.spec.rope_of(l as u32) else { return };
+        let own = self.windowed_rope.as_ref().filter(|table| table.spec == *spec);
+        let table = own.unwrap_or(&self.rope);
+        let half = spec.rotary_dim as usize / 2;
         let at = position as usize * half;
         for head in heads.chunks_exact_mut(self.spec.head_dim as usize) {
             for i in 0..half {
-                let (a, b) = match self.spec.rope.pairing {
+                let (a, b) = match spec.pairing {
                     RopePairing::Half => (i, i + half),
                     RopePairing::Interleaved => (2 * i, 2 * i + 1),
                 };
-                let (c, s) = (self.cos[at + i], self.sin[at + i]);
+                let (c, s) = (table.cos[at + i], table.sin[at + i]);
                 (head[a], head[b]) = (head[a] * c - head[b] * s, head[b] * c + head[a] * s);
             }
         }
@@ -212,8 +248,9 @@ impl ReferenceExecutor {
             let kv = h / group * d;
             let key = |p: u32| &self.layers[l].k_pool[slot(p) as usize * kv_width + kv..][..d];
             let value = |p: u32| &self.layers[l].v_pool[slot(p) as usize * kv_width + kv..][..d];
-            let scale = 1.0 / (d as f64).sqrt();
-            let scores: Vec<f64> = (first..=position).map(|p| dot(&q[h * d..(h + 1) * d], key(p)) * scale).collect();
+            let (scale, cap) = (spec.attention_scale(), spec.block.attention_softcap);
+            let score = |p: u32| soft_cap(dot(&q[h * d..(h + 1) * d], key(p)) * scale, cap);
+            let scores: Vec<f64> = (first..=position).map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
@@ -229,7 +266,7 @@ impl ReferenceExecutor {
 impl Layer {
     /// Q, K and V of one token, normed per head where the model does so; not yet rotated.
     fn project(&self, spec: &ModelSpec, x: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-        let normed = rms_norm(x, &self.attn_norm.data, spec.rms_eps);
+        let normed = normed(&self.attn_norm, spec, x);
         let mut q = matvec(&self.q, &normed, self.q_bias.as_ref());
         let mut k = matvec(&self.k, &normed, self.k_bias.as_ref());
         let v = matvec(&self.v, &normed, self.v_bias.as_ref());
@@ -243,6 +280,52 @@ impl Layer {
         }
         (q, k, v)
     }
+
+    fn mlp(&self, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {
+        let activation = spec.block.activation;
+        let up = matvec(&self.up, x, self.up_bias.as_ref());
+        let act: Vec<f32> = match &self.gate {
+            Some(gate) => {
+                let gate = matvec(gate, x, self.gate_bias.as_ref());
+                gate.iter().zip(&up).map(|(&g, &u)| mlp::reference(activation, g) * u).collect()
+            }
+            None => up.iter().map(|&u| mlp::reference(activation, u)).collect(),
+        };
+        matvec(&self.down, &act, self.down_bias.as_ref())
+    }
+}
+
+impl Norm {
+    fn apply(&self, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {
+        match spec.block.norm {
+            NormKind::Rms => rms_norm(x, &self.gain.data, spec.rms_eps),
+            NormKind::Layer { .. } => {
+                let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
+                let centred: Vec<f32> = x.iter().map(|&v| (f64::from(v) - mean) as f32).collect();
+                let mut y = rms_norm(&centred, &self.gain.data, spec.rms_eps);
+                if let Some(bias) = &self.bias {
+                    add(&mut y, &bias.data, 1.0);
+                }
+                y
+            }
+        }
+    }
+}
+
+impl RopeTable {
+    fn new(spec: &RopeSpec, num_positions: u32) -> RopeTable {
+        let (cos, sin) = rope::cos_sin_table(spec, num_positions);
+        RopeTable { spec: spec.clone(), cos, sin }
+    }
+}
+
+/// The norm of `x`; `x` itself where the model has none.
+fn normed(norm: &Option<Norm>, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {
+    norm.as_ref().map_or_else(|| x.to_vec(), |norm| norm.apply(spec, x))
+}
+
+fn soft_cap(x: f64, cap: Option<f32>) -> f64 {
+    cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
 }
 
 impl Executor for ReferenceExecutor {
@@ -351,7 +434,7 @@ fn draw(
 
 fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
     Ok(Layer {
-        attn_norm: required(model, WeightRole::AttnNorm(l))?,
+        attn_norm: norm(model, WeightRole::AttnNorm(l), Some(WeightRole::AttnNormBias(l)))?,
         q: required(model, WeightRole::Q(l))?,
         k: required(model, WeightRole::K(l))?,
         v: required(model, WeightRole::V(l))?,
@@ -362,8 +445,10 @@ fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
         o_bias: optional(model, WeightRole::OBias(l))?,
         q_norm: optional(model, WeightRole::QNorm(l))?,
         k_norm: optional(model, WeightRole::KNorm(l))?,
-        ffn_norm: required(model, WeightRole::FfnNorm(l))?,
-        gate: required(model, WeightRole::Gate(l))?,
+        post_attn_norm: norm(model, WeightRole::PostAttnNorm(l), None)?,
+        ffn_norm: norm(model, WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
+        post_ffn_norm: norm(model, WeightRole::PostFfnNorm(l), None)?,
+        gate: optional(model, WeightRole::Gate(l))?,
         up: required(model, WeightRole::Up(l))?,
         down: required(model, WeightRole::Down(l))?,
         gate_bias: optional(model, WeightRole::GateBias(l))?,
@@ -374,6 +459,13 @@ fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
     })
 }
 
+/// `None` when the model has no such norm.
+fn norm(model: &Model, gain: WeightRole, bias: Option<WeightRole>) -> Result<Option<Norm>, LoadError> {
+    let Some(gain) = optional(model, gain)? else { return Ok(None) };
+    let bias = bias.map(|role| optional(model, role)).transpose()?.flatten();
+    Ok(Some(Norm { gain, bias }))
+}
+
 fn required(model: &Model, role: WeightRole) -> Result<Matrix, LoadError> {
     optional(model, role)?.ok_or(LoadError::MissingWeight { role })
 }
@@ -382,9 +474,8 @@ fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>, LoadError
     let Some(view) = model.weight(role)? else { return Ok(None) };
     let cols = *view.shape.last().unwrap_or(&1) as usize;
     let rows = view.shape.iter().product::<u64>() as usize / cols.max(1);
-    let mut data = vec![0.0; rows * cols];
-    quant::dequantize(view.dtype, view.bytes, &mut data)
-        .map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
+    let data =
+        view.to_f32().map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
     Ok(Some(Matrix { rows, cols, data }))
 }
 
@@ -408,8 +499,9 @@ fn rms_norm(x: &[f32], gain: &[f32], eps: f32) -> Vec<f32> {
     x.iter().zip(gain).map(|(&v, &g)| (f64::from(v) * inv) as f32 * g).collect()
 }
 
-fn add(x: &mut [f32], y: &[f32]) {
+/// x += scale * y
+fn add(x: &mut [f32], y: &[f32], scale: f32) {
     for (a, b) in x.iter_mut().zip(y) {
-        *a += b;
+        *a += scale * b;
     }
 }

@@ -16,6 +16,7 @@ macro_rules! sources {
 
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
+    "attention_store"
     "dot8"
     "grid"
     "pairs"
@@ -32,16 +33,17 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "copy_blocks"
     "embed"
     "fill"
+    "logit_cap"
     "logprobs"
     "matmul_f32"
     "matmul_i8"
+    "mlp"
     "norm"
     "penalties"
     "quantise"
     "rope_kv_write"
     "sample"
     "subgroup_probe"
-    "swiglu"
 );
 
 /// The kernel file of this name.

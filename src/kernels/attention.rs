@@ -4,14 +4,14 @@
 //!
 //! Guarantees: a token's result depends on its row's keys alone, bit for bit: not on chunking, batch, block size,
 //! physical blocks or the number of tokens that a workgroup takes. Partials run over the absolute key ranges
-//! [0, 256), [256, 512), …, each with its own (m, l, o), merged in ascending order.
-//!
-//! It does not attempt to spread one row's ranges over several workgroups yet.
+//! [0, 256), [256, 512), …, each with its own (m, l, o), merged in ascending order: by the workgroup that computed them,
+//! or, where [`super::attention_work`] spreads them, by a second kernel that is the same text.
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::attention_work::WorkCounts;
 use super::kv_layout::{KvFormat, KvLayout, padded_head_dim};
 use super::{Class, KernelContext, RowOutput, stride};
 use crate::batch::StepBatch;
@@ -40,31 +40,15 @@ pub struct Shape {
     pub kv: KvFormat,
 }
 
-/// Which rows a dispatch serves.
+/// The kernels that make up attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rows {
-    /// Rows that compute one token.
+enum Variant {
+    /// Items of one token.
     Single,
-    /// Rows that compute several.
+    /// Items of several.
     Several,
-    All,
-}
-
-/// Which rows a batch has, as far as attention cares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowKinds {
-    /// Some row computes exactly one token.
-    pub single: bool,
-    /// Some row computes more than one.
-    pub several: bool,
-}
-
-impl RowKinds {
-    /// `row_start` is `[num_rows + 1]`.
-    pub fn of(row_start: &[u32]) -> RowKinds {
-        let lengths = || row_start.windows(2).map(|w| w[1] - w[0]);
-        RowKinds { single: lengths().any(|n| n == 1), several: lengths().any(|n| n > 1) }
-    }
+    /// Partial results to output.
+    Merge,
 }
 
 /// Queries that share a workgroup when rows are long, times the dims of each that a lane holds: few enough for the
@@ -98,6 +82,16 @@ impl Shape {
         }
     }
 
+    /// Workgroups that share a token.
+    pub fn parts(&self) -> u32 {
+        self.num_heads / self.heads_per_workgroup()
+    }
+
+    /// Bytes of one slot of partial results: numerators, maximum and sum of every head.
+    pub fn partial_bytes(&self) -> u64 {
+        u64::from(self.num_heads) * (u64::from(padded_head_dim(self.head_dim)) + 4) * 4
+    }
+
     /// Query heads per workgroup: the largest divisor of the group that is at most 8.
     fn heads_per_workgroup(&self) -> u32 {
         let group = self.num_heads / self.num_kv_heads;
@@ -105,7 +99,7 @@ impl Shape {
     }
 
     /// Tokens per workgroup when rows are long.
-    fn tokens_per_workgroup(&self, class: Class) -> u32 {
+    pub fn tokens_per_workgroup(&self, class: Class) -> u32 {
         let dims = match class {
             Class::Subgroup(lanes) => padded_head_dim(self.head_dim).div_ceil(lanes).next_multiple_of(8),
             Class::Floor => 8,
@@ -113,20 +107,24 @@ impl Shape {
         (DIMS_PER_LANE / dims / self.heads_per_workgroup()).clamp(1, 8)
     }
 
-    fn rows(&self, class: Class) -> &'static [Rows] {
-        if self.tokens_per_workgroup(class) == 1 { &[Rows::All] } else { &[Rows::Single, Rows::Several] }
+    fn variants(&self, class: Class) -> &'static [Variant] {
+        match self.tokens_per_workgroup(class) {
+            1 => &[Variant::Single, Variant::Merge],
+            _ => &[Variant::Single, Variant::Several, Variant::Merge],
+        }
     }
 
     /// The files and defines that this shape needs, for compiling ahead.
     pub fn kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
-        self.rows(class).iter().map(|&rows| ("attention".into(), self.defines(class, rows, is_quantised))).collect()
+        let defines = |variant| self.defines(class, variant, is_quantised);
+        self.variants(class).iter().map(|&variant| ("attention".into(), defines(variant))).collect()
     }
 
-    fn defines(&self, class: Class, rows: Rows, is_quantised: bool) -> Defines {
+    fn defines(&self, class: Class, variant: Variant, is_quantised: bool) -> Defines {
         assert!(self.head_dim <= 256, "head dim {} is above 256", self.head_dim);
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
         let heads = self.heads_per_workgroup();
-        let tokens = if rows == Rows::Several { self.tokens_per_workgroup(class) } else { 1 };
+        let tokens = if variant == Variant::Several { self.tokens_per_workgroup(class) } else { 1 };
         let queries = heads * tokens;
         let padded = padded_head_dim(self.head_dim);
         let numbers = match class {
@@ -144,10 +142,9 @@ impl Shape {
             .set("TQ", i64::from(tokens))
             .set("NQ", i64::from(queries));
         let flags = [
-            ("KV_F32", self.kv == KvFormat::F32),
+            ("KV_F32", self.kv == KvFormat::F32 && variant != Variant::Merge),
             ("I8", is_quantised),
-            ("ONLY_SINGLE", rows == Rows::Single),
-            ("SKIP_SINGLE", rows == Rows::Several),
+            ("MERGE", variant == Variant::Merge),
         ];
         flags.iter().filter(|f| f.1).fold(defines, |defines, flag| defines.flag(flag.0))
     }
@@ -180,6 +177,8 @@ pub struct Buffers<'a> {
     /// See [`KvLayout`].
     pub k_cache: &'a BufferSlice,
     pub v_cache: &'a BufferSlice,
+    /// Scratch of [`Shape::partial_bytes`] for each slot that work lists may name; all layers share it.
+    pub partials: &'a BufferSlice,
     /// Rows of `out_stride` elements; `I8` only when the shape [can quantise](Shape::can_quantise).
     pub y: RowOutput<'a>,
 }
@@ -188,8 +187,8 @@ pub struct Buffers<'a> {
 #[derive(Clone, Debug)]
 pub struct Attention {
     label: String,
-    bound: Vec<(Rows, Arc<Bound>)>,
-    workgroups_per_token: u32,
+    bound: Vec<(Variant, Arc<Bound>)>,
+    parts: u32,
 }
 
 impl Attention {
@@ -207,36 +206,31 @@ impl Attention {
             return Err(GpuError::Validation { what: label.into(), message });
         }
         let params = ctx.params.push(ctx.gpu, &shape.params(window))?;
-        let mut bindings = vec![
-            ("step_meta", ctx.step_meta),
-            ("q", buffers.q),
-            ("k_cache", buffers.k_cache),
-            ("v_cache", buffers.v_cache),
-            ("params", &params),
-        ];
-        bindings.extend(buffers.y.bindings());
-        let bind = |&rows: &Rows| -> Result<(Rows, Arc<Bound>), GpuError> {
-            let kernel = ctx.gpu.kernel("attention", &shape.defines(ctx.class, rows, is_quantised))?;
-            Ok((rows, ctx.gpu.bind(&kernel, &bindings)?))
+        let bind = |&variant: &Variant| -> Result<(Variant, Arc<Bound>), GpuError> {
+            let mut bindings = vec![("step_meta", ctx.step_meta), ("partials", buffers.partials), ("params", &params)];
+            if variant != Variant::Merge {
+                bindings.extend([("q", buffers.q), ("k_cache", buffers.k_cache), ("v_cache", buffers.v_cache)]);
+            }
+            bindings.extend(buffers.y.bindings());
+            let kernel = ctx.gpu.kernel("attention", &shape.defines(ctx.class, variant, is_quantised))?;
+            Ok((variant, ctx.gpu.bind(&kernel, &bindings)?))
         };
         Ok(Attention {
             label: label.into(),
-            bound: shape.rows(ctx.class).iter().map(bind).collect::<Result<_, _>>()?,
-            workgroups_per_token: shape.num_heads / shape.heads_per_workgroup(),
+            bound: shape.variants(ctx.class).iter().map(bind).collect::<Result<_, _>>()?,
+            parts: shape.parts(),
         })
     }
 
-    /// One dispatch, or two for a batch that has rows of one token and longer ones.
-    pub fn record(&self, recording: &mut Recording, num_tokens: u32, kinds: RowKinds) {
-        for (rows, bound) in &self.bound {
-            let is_needed = match rows {
-                Rows::Single => kinds.single,
-                Rows::Several => kinds.several,
-                Rows::All => true,
+    /// One dispatch for each kind of work that there is.
+    pub fn record(&self, recording: &mut Recording, counts: WorkCounts) {
+        for (variant, bound) in &self.bound {
+            let items = match variant {
+                Variant::Single => counts.single,
+                Variant::Several => counts.several,
+                Variant::Merge => counts.merges,
             };
-            if is_needed {
-                recording.dispatch(self.label.clone(), bound, num_tokens * self.workgroups_per_token);
-            }
+            recording.dispatch(self.label.clone(), bound, items * self.parts);
         }
     }
 }
@@ -285,14 +279,6 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn row_kinds_tell_single_rows_from_longer_ones() {
-        assert_eq!(RowKinds::of(&[0, 1, 2]), RowKinds { single: true, several: false });
-        assert_eq!(RowKinds::of(&[0, 7]), RowKinds { single: false, several: true });
-        assert_eq!(RowKinds::of(&[0, 7, 8]), RowKinds { single: true, several: true });
-        assert_eq!(RowKinds::of(&[0]), RowKinds { single: false, several: false });
-    }
 
     #[test]
     fn workgroups_hold_whole_divisors_of_a_group_and_few_accumulators() {

@@ -13,6 +13,8 @@ use super::{Class, ParamArena, step_meta, stride};
 use crate::gpu::{Buffer, BufferUse, Gpu, GpuError, Recording, Replayer, Uploader};
 use crate::model::dtype::DType;
 
+pub mod attention;
+
 /// A product to measure: `m` tokens, `n` rows of `k` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -50,10 +52,22 @@ pub fn smollm2_shapes(m: u32) -> Vec<Shape> {
 pub fn product(gpu: &Gpu, shape: Shape, budget: Duration) -> Result<Measurement, WeightError> {
     let weights = filled_weights(gpu, shape)?;
     let bound = bind(gpu, shape, &weights)?;
+    let seconds = seconds_of(gpu, &mut |recording| bound.record(recording, shape.m), budget)?;
+    let operations = 2.0 * f64::from(shape.m) * f64::from(shape.n) * f64::from(shape.k);
+    Ok(Measurement {
+        shape,
+        us: seconds * 1e6,
+        gflops: operations / seconds / 1e9,
+        weight_gb_per_s: weights.bytes() as f64 / seconds / 1e9,
+    })
+}
+
+/// Seconds that one `record` takes on the GPU.
+fn seconds_of(gpu: &Gpu, record: &mut dyn FnMut(&mut Recording), budget: Duration) -> Result<f64, GpuError> {
     let mut replayer = Replayer::new(gpu);
     let mut run = |count: u32| -> Result<f64, GpuError> {
         let mut recording = Recording::new("measure");
-        (0..count).for_each(|_| bound.record(&mut recording, shape.m));
+        (0..count).for_each(|_| record(&mut recording));
         let started = Instant::now();
         let ticket = replayer.submit(gpu, &recording, &[])?;
         replayer.wait(gpu, ticket)?;
@@ -71,14 +85,7 @@ pub fn product(gpu: &Gpu, shape: Shape, budget: Duration) -> Result<Measurement,
     }
     // On a busy machine the difference may drown; the long time alone is then the honest, slower figure.
     let difference = if long > 1.2 * short { long - short } else { long / 2.0 };
-    let seconds = difference / f64::from(count);
-    let operations = 2.0 * f64::from(shape.m) * f64::from(shape.n) * f64::from(shape.k);
-    Ok(Measurement {
-        shape,
-        us: seconds * 1e6,
-        gflops: operations / seconds / 1e9,
-        weight_gb_per_s: weights.bytes() as f64 / seconds / 1e9,
-    })
+    Ok(difference / f64::from(count))
 }
 
 /// Weights whose every field is a harmless number in every format.

@@ -3,9 +3,9 @@
 //! | module | does |
 //! |---|---|
 //! | [`embed`] | token ids to rows of the embedding table |
-//! | [`norm`] | RMSNorm, f32 or quantised, also of the gathered logit rows |
+//! | [`norm`] | RMSNorm or LayerNorm, f32, quantised or added, also of the gathered logit rows |
 //! | [`matmul`] | products with packed weights, f32 or i8 activations |
-//! | [`swiglu`] | silu(gate) * up, f32 or quantised |
+//! | [`mlp`] | act(gate) * up or act(up), f32 or quantised |
 //! | [`quantise`] | f32 rows to i8 |
 //! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
 //! | [`measure`] | how fast products are on this adapter |
@@ -16,6 +16,8 @@
 //! | [`copy_blocks`] | blocks of the cache copied before they are written |
 //! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
 //! | [`attention`] | PagedAttention over the block tables |
+//! | [`attention_work`] | how a step's attention is cut into workgroups |
+//! | [`logit_cap`] | logits scaled and bounded by a soft cap |
 //! | [`penalties`] | repetition, presence and frequency penalties, biases |
 //! | [`sample`] | greedy or drawn token per logit row |
 //! | [`logprobs`] | log-probabilities for rows that ask |
@@ -41,13 +43,16 @@
 use crate::gpu::{Defines, GpuCaps};
 
 pub mod attention;
+pub mod attention_work;
 pub mod context;
 pub mod copy_blocks;
 pub mod embed;
 pub mod kv_layout;
+pub mod logit_cap;
 pub mod logprobs;
 pub mod matmul;
 pub mod measure;
+pub mod mlp;
 pub mod norm;
 pub mod pack;
 pub mod params;
@@ -56,7 +61,6 @@ pub mod quantise;
 pub mod rope_kv_write;
 pub mod sample;
 pub mod step_meta;
-pub mod swiglu;
 pub mod variants;
 pub mod weights;
 

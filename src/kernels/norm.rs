@@ -1,6 +1,8 @@
-//! `norm`: RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467) as f32 or quantised, also of the gathered logit rows.
+//! `norm`: RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467) or LayerNorm (Ba et al., 2016, arXiv 1607.06450) as f32
+//! or quantised, or added to the hidden state; also of the gathered logit rows.
 //!
-//! Guarantees: a row's result depends on that row alone. Padding of x and gain must be zero; that of the result then is.
+//! Guarantees: a row's result depends on that row alone. Padding of x, gain and bias must be zero; that of the result
+//! then is.
 
 use std::sync::Arc;
 
@@ -17,6 +19,48 @@ pub struct Params {
     pub k: u32,
     pub stride: u32,
     pub eps: f32,
+    pub scale: f32,
+}
+
+/// What is computed. Gains and biases have `stride(k)` elements, zero beyond k.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind<'a> {
+    Rms {
+        gain: &'a BufferSlice,
+    },
+    Layer {
+        gain: &'a BufferSlice,
+        bias: Option<&'a BufferSlice>,
+    },
+    /// The row as it is.
+    Copy,
+}
+
+/// Where the result goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    Row(RowOutput<'a>),
+    /// `y += scale * result`, f32 `[num_tokens, stride(k)]`.
+    Add {
+        y: &'a BufferSlice,
+        scale: f32,
+    },
+}
+
+/// A variant of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Rms,
+    Layer { bias: bool },
+    Copy,
+}
+
+/// How a variant writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    F32,
+    I8,
+    Add,
 }
 
 /// A norm with its buffers bound.
@@ -27,27 +71,48 @@ pub struct Norm {
 }
 
 /// The defines of one variant.
-pub fn defines(class: Class, is_quantised: bool, rows: RowCount) -> Defines {
-    let defines = if is_quantised { class.defines().flag("I8") } else { class.defines() };
-    if rows == RowCount::Logits { defines.flag("GATHER") } else { defines }
+pub fn defines(class: Class, form: Form, writes: Writes, rows: RowCount) -> Defines {
+    let flags = [
+        ("NORMS", form != Form::Copy),
+        ("RMS", form == Form::Rms),
+        ("LAYER", matches!(form, Form::Layer { .. })),
+        ("BIAS", form == Form::Layer { bias: true }),
+        ("I8", writes == Writes::I8),
+        ("ADD", writes == Writes::Add),
+        ("GATHER", rows == RowCount::Logits),
+    ];
+    flags.iter().filter(|f| f.1).fold(class.defines(), |defines, flag| defines.flag(flag.0))
 }
 
 impl Norm {
-    /// Normalises rows of `k` elements of `x` by `gain` (`stride(k)` elements, zero beyond k). `RowCount::Logits` reads
-    /// the tokens whose logits are wanted and writes one row for each.
+    /// Normalises rows of `k` elements of `x` (f32 `[num_tokens, stride(k)]`). `RowCount::Logits` reads the tokens whose
+    /// logits are wanted and writes one row for each.
     pub fn new(
         ctx: &mut KernelContext<'_>,
         label: &str,
         x: &BufferSlice,
-        gain: &BufferSlice,
-        y: RowOutput<'_>,
+        kind: Kind<'_>,
+        target: Target<'_>,
         (k, eps): (u32, f32),
         rows: RowCount,
     ) -> Result<Norm, GpuError> {
-        let params = ctx.params.push(ctx.gpu, &Params { k, stride: stride(k), eps })?;
-        let kernel = ctx.gpu.kernel("norm", &defines(ctx.class, matches!(y, RowOutput::I8(_)), rows))?;
-        let mut bindings = vec![("step_meta", ctx.step_meta), ("x", x), ("gain", gain), ("params", &params)];
-        bindings.extend(y.bindings());
+        let (form, writes) = (kind.form(), target.writes());
+        let scale = if let Target::Add { scale, .. } = target { scale } else { 1.0 };
+        let params = ctx.params.push(ctx.gpu, &Params { k, stride: stride(k), eps, scale })?;
+        let kernel = ctx.gpu.kernel("norm", &defines(ctx.class, form, writes, rows))?;
+        let mut bindings = vec![("step_meta", ctx.step_meta), ("x", x), ("params", &params)];
+        match kind {
+            Kind::Rms { gain } => bindings.push(("gain", gain)),
+            Kind::Layer { gain, bias } => {
+                bindings.push(("gain", gain));
+                bindings.extend(bias.map(|bias| ("shift", bias)));
+            }
+            Kind::Copy => {}
+        }
+        match target {
+            Target::Row(y) => bindings.extend(y.bindings()),
+            Target::Add { y, .. } => bindings.push(("y", y)),
+        }
         Ok(Norm { label: label.into(), bound: ctx.gpu.bind(&kernel, &bindings)? })
     }
 
@@ -57,9 +122,39 @@ impl Norm {
     }
 }
 
-/// One row, in f64. `gain` has as many elements as `x`.
+impl Kind<'_> {
+    fn form(&self) -> Form {
+        match self {
+            Kind::Rms { .. } => Form::Rms,
+            Kind::Layer { bias, .. } => Form::Layer { bias: bias.is_some() },
+            Kind::Copy => Form::Copy,
+        }
+    }
+}
+
+impl Target<'_> {
+    fn writes(&self) -> Writes {
+        match self {
+            Target::Row(RowOutput::F32(_)) => Writes::F32,
+            Target::Row(RowOutput::I8(_)) => Writes::I8,
+            Target::Add { .. } => Writes::Add,
+        }
+    }
+}
+
+/// RMSNorm of one row, in f64. `gain` has as many elements as `x`.
 pub fn reference(x: &[f32], gain: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + f64::from(eps)).sqrt();
     x.iter().zip(gain).map(|(x, g)| (f64::from(*x) * scale * f64::from(*g)) as f32).collect()
+}
+
+/// LayerNorm of one row, in f64. `gain` and `bias` have as many elements as `x`.
+pub fn layer_reference(x: &[f32], gain: &[f32], bias: &[f32], eps: f32) -> Vec<f32> {
+    let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
+    let variance = x.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (variance + f64::from(eps)).sqrt();
+    let one =
+        |(x, (g, b)): (&f32, (&f32, &f32))| ((f64::from(*x) - mean) * scale * f64::from(*g) + f64::from(*b)) as f32;
+    x.iter().zip(gain.iter().zip(bias)).map(one).collect()
 }

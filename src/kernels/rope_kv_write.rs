@@ -38,9 +38,9 @@ pub struct Shape {
     pub kv: KvFormat,
 }
 
-/// log2(e) / sqrt(head_dim): attention's softmax is in base 2.
-pub fn q_scale(head_dim: u32) -> f32 {
-    (std::f64::consts::LOG2_E / f64::from(head_dim).sqrt()) as f32
+/// log2(e) times what multiplies q·k: attention's softmax is in base 2.
+pub fn q_scale(attention_scale: f64) -> f32 {
+    (std::f64::consts::LOG2_E * attention_scale) as f32
 }
 
 impl Shape {
@@ -54,13 +54,14 @@ impl Shape {
         stride(self.num_heads * padded_head_dim(self.head_dim))
     }
 
-    pub fn params(&self, rms_eps: f32) -> Params {
+    /// `attention_scale` multiplies q·k: 1 / sqrt(head dim) in most models.
+    pub fn params(&self, rms_eps: f32, attention_scale: f64) -> Params {
         Params {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
             qkv_stride: self.qkv_stride(),
             q_stride: self.q_stride(),
-            q_scale: q_scale(self.head_dim),
+            q_scale: q_scale(attention_scale),
             rms_eps,
         }
     }
@@ -121,15 +122,16 @@ pub struct RopeKvWrite {
 }
 
 impl RopeKvWrite {
+    /// `attention_scale` multiplies q·k: 1 / sqrt(head dim) in most models.
     pub fn new(
         ctx: &mut KernelContext<'_>,
         label: &str,
         shape: &Shape,
-        rms_eps: f32,
+        (rms_eps, attention_scale): (f32, f64),
         buffers: &Buffers<'_>,
     ) -> Result<RopeKvWrite, GpuError> {
         let kernel = ctx.gpu.kernel("rope_kv_write", &shape.defines(ctx.class))?;
-        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps))?;
+        let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps, attention_scale))?;
         let mut bindings = vec![
             ("step_meta", ctx.step_meta),
             ("qkv", buffers.qkv),
@@ -176,7 +178,7 @@ pub fn reference(
     qkv: &[f32],
     rope: &[[f32; 2]],
     gains: &[f32],
-    rms_eps: f32,
+    (rms_eps, attention_scale): (f32, f64),
 ) -> Reference {
     let dim = shape.head_dim as usize;
     let padded = padded_head_dim(shape.head_dim) as usize;
@@ -196,7 +198,7 @@ pub fn reference(
         for h in 0..num_heads {
             let at = token * shape.q_stride() as usize + h * padded;
             for (to, x) in out.q[at..].iter_mut().zip(turned(h, 0)) {
-                *to = (x * f64::from(q_scale(shape.head_dim))) as f32;
+                *to = (x * f64::from(q_scale(attention_scale))) as f32;
             }
         }
         for h in 0..num_kv {

@@ -42,7 +42,7 @@ pub fn defines(class: Class) -> Defines {
 }
 
 /// One row is one workgroup: small where a workgroup is one thread's work, as large as any adapter has it elsewhere.
-fn workgroup_size(class: Class) -> u32 {
+pub(super) fn workgroup_size(class: Class) -> u32 {
     match class {
         Class::Subgroup(lanes) if lanes <= 16 => lanes,
         _ => 256,

@@ -3,6 +3,7 @@
 //! The header holds counts and the start of each section; sections follow in any order. See the WGSL file for what each
 //! word means.
 
+use super::attention_work::{AttentionWork, Item};
 use crate::batch::{RowSampling, StepBatch};
 
 pub const HEADER_WORDS: usize = 32;
@@ -33,11 +34,18 @@ pub mod header {
     pub const SLOT_OF_ROW: usize = 17;
     pub const NUM_COPIES: usize = 18;
     pub const COPIES: usize = 19;
+    pub const NUM_SINGLE_ITEMS: usize = 24;
+    pub const NUM_ITEMS: usize = 25;
+    pub const NUM_MERGES: usize = 26;
+    pub const ITEMS: usize = 27;
+    pub const WORK_TOKENS: usize = 28;
+    pub const MERGES: usize = 29;
 }
 
-/// Words that [`encode`] needs for a batch, to size or check the buffer.
-pub fn num_words(batch: &StepBatch) -> usize {
+/// Words that [`encode`] needs, to size or check the buffer.
+pub fn num_words(batch: &StepBatch, work: &AttentionWork) -> usize {
     HEADER_WORDS
+        + work.num_words()
         + 4 * batch.num_tokens()
         + batch.row_start.len()
         + batch.slot_of_row.len()
@@ -53,9 +61,9 @@ pub fn num_words(batch: &StepBatch) -> usize {
 }
 
 /// Replaces `words` by the batch's metadata.
-pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
+pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     words.clear();
-    words.reserve(num_words(batch));
+    words.reserve(num_words(batch, work));
     words.resize(HEADER_WORDS, 0);
     words[header::NUM_TOKENS] = batch.num_tokens() as u32;
     words[header::NUM_ROWS] = batch.num_rows() as u32;
@@ -78,7 +86,14 @@ pub fn encode(batch: &StepBatch, words: &mut Vec<u32>) {
     section(words, header::BIAS_START, batch.bias_start.iter().copied());
     section(words, header::BIASES, batch.biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
     section(words, header::COPIES, batch.copies.iter().flat_map(|copy| [copy.from, copy.to]));
-    debug_assert_eq!(words.len(), num_words(batch));
+    words[header::NUM_SINGLE_ITEMS] = work.counts.single;
+    words[header::NUM_ITEMS] = work.items.len() as u32;
+    words[header::NUM_MERGES] = work.merges.len() as u32;
+    let item = |i: &Item| [i.first, i.count, i.begin, i.end, u32::from(i.is_partial)];
+    section(words, header::ITEMS, work.items.iter().flat_map(item));
+    section(words, header::WORK_TOKENS, work.tokens.iter().flat_map(|t| [t.token, t.base]));
+    section(words, header::MERGES, work.merges.iter().flat_map(|m| [m.token, m.base, m.begin, m.end]));
+    debug_assert_eq!(words.len(), num_words(batch, work));
 }
 
 fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item = u32>) {
@@ -107,6 +122,7 @@ fn sampling_words(row: &RowSampling, changes_logits: bool) -> [u32; SAMPLING_WOR
 mod tests {
     use super::*;
     use crate::batch::{BlockCopy, TokenPenalty};
+    use crate::kernels::attention_work::{ITEM_WORDS, Merge, WorkCounts, WorkToken};
 
     fn sampling(seed: u64) -> RowSampling {
         RowSampling {
@@ -150,8 +166,15 @@ mod tests {
     fn every_section_is_found_through_the_header() {
         let batch = batch();
         let mut words = vec![99];
-        encode(&batch, &mut words);
-        assert_eq!(words.len(), num_words(&batch));
+        let work = AttentionWork {
+            items: vec![Item { first: 0, count: 2, begin: 3, end: 4, is_partial: true }],
+            tokens: vec![WorkToken { token: 2, base: 7 }, WorkToken { token: 1, base: 9 }],
+            merges: vec![Merge { token: 2, base: 7, begin: 3, end: 5 }],
+            counts: WorkCounts { single: 0, several: 1, merges: 1 },
+            num_slots: 4,
+        };
+        encode(&batch, &work, &mut words);
+        assert_eq!(words.len(), num_words(&batch, &work));
         let at = |section: usize, len: usize| &words[words[section] as usize..][..len];
         assert_eq!(&words[..4], &[3, 2, 2, 16]);
         assert_eq!(at(header::TOKEN_IDS, 3), batch.input_ids);
@@ -171,12 +194,16 @@ mod tests {
         assert_eq!(at(header::BIASES, 2), [8, (-1.5f32).to_bits()]);
         assert_eq!(at(header::BIAS_START, 3), [0, 1, 1]);
         assert_eq!((words[header::NUM_COPIES], at(header::COPIES, 2)), (1, &[3, 9][..]));
+        assert_eq!(words[header::NUM_SINGLE_ITEMS..=header::NUM_MERGES], [0, 1, 1]);
+        assert_eq!(at(header::ITEMS, ITEM_WORDS), [0, 2, 3, 4, 1]);
+        assert_eq!(at(header::WORK_TOKENS, 4), [2, 7, 1, 9]);
+        assert_eq!(at(header::MERGES, 4), [2, 7, 3, 5]);
     }
 
     #[test]
     fn an_empty_batch_has_no_tokens() {
         let mut words = Vec::new();
-        encode(&StepBatch::default(), &mut words);
+        encode(&StepBatch::default(), &AttentionWork::default(), &mut words);
         assert_eq!(&words[..3], &[0, 0, 0]);
     }
 }

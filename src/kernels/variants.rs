@@ -3,10 +3,14 @@
 
 use super::kv_layout::KvFormat;
 use super::matmul::{Matmul, Precision};
+use super::norm::{Form, Writes};
 use super::pack::Format;
-use super::{Class, RowCount, attention, copy_blocks, embed, logprobs, norm, penalties, rope_kv_write, sample, swiglu};
+use super::{
+    Class, RowCount, attention, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write, sample,
+};
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
+use crate::model::spec::{Activation, MlpKind};
 
 /// Classes that exist: one for each size of subgroup, and the one without.
 pub const CLASSES: [Class; 6] = [
@@ -62,10 +66,22 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.push(("logit_cap".into(), logit_cap::defines(class)));
     for is_quantised in [false, true] {
-        found.push(("swiglu".into(), swiglu::defines(class, is_quantised)));
-        found.push(("norm".into(), norm::defines(class, is_quantised, RowCount::Tokens)));
-        found.push(("norm".into(), norm::defines(class, is_quantised, RowCount::Logits)));
+        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
+            for kind in [MlpKind::Gated, MlpKind::Plain] {
+                found.push(("mlp".into(), mlp::defines(class, kind, activation, is_quantised)));
+            }
+        }
+    }
+    for form in [Form::Rms, Form::Layer { bias: false }, Form::Layer { bias: true }, Form::Copy] {
+        for writes in [Writes::F32, Writes::I8, Writes::Add] {
+            found.push(("norm".into(), norm::defines(class, form, writes, RowCount::Tokens)));
+        }
+        if form != Form::Copy {
+            found.push(("norm".into(), norm::defines(class, form, Writes::F32, RowCount::Logits)));
+            found.push(("norm".into(), norm::defines(class, form, Writes::I8, RowCount::Logits)));
+        }
     }
 }
 
@@ -94,7 +110,8 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
 }
 
 fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
-    found.push(("embed".into(), embed::defines(class, format)));
+    found.push(("embed".into(), embed::defines(class, format, false)));
+    found.push(("embed".into(), embed::defines(class, format, true)));
     found.extend(Matmul::kernels(format, Precision::F32, class, false));
     if format.is_quantised() {
         found.extend(Matmul::kernels(format, Precision::I8, class, false));

@@ -35,8 +35,10 @@ pub(super) enum Visibility {
 pub(super) struct Block {
     pub state: BlockState,
     pub visibility: Visibility,
-    /// Number of tables that hold it.
+    /// Number of tables that hold it, pins included.
     pub refs: u32,
+    /// Number of pins among them.
+    pub pins: u32,
     /// Slots written by committed steps, or copied.
     pub filled: u32,
     /// Step of the last change.
@@ -66,6 +68,7 @@ pub(super) struct Header {
     idle: List,
     pub num_shared: u32,
     pub num_saved: u32,
+    pub num_pinned: u32,
     pub evicted_this_step: u32,
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -99,6 +102,7 @@ impl BlockPool {
             state: BlockState::Free,
             visibility: Visibility::Private,
             refs: 0,
+            pins: 0,
             filled: 0,
             last_step: 0,
             prev: BlockId::NULL,
@@ -237,6 +241,25 @@ impl BlockPool {
         block.filled = 0;
         self.push_front(Which::Free, id);
         Unheld::Freed
+    }
+
+    /// One of the tables that hold this block is a pin. True for the first.
+    pub fn pin(&mut self, id: BlockId) -> bool {
+        let block = self.edit(id);
+        block.pins += 1;
+        let is_first = block.pins == 1;
+        self.header.num_pinned += u32::from(is_first);
+        is_first
+    }
+
+    /// Undoes [`BlockPool::pin`]. True for the last.
+    pub fn unpin(&mut self, id: BlockId) -> bool {
+        let block = self.edit(id);
+        assert!(block.pins > 0, "block {id} is unpinned, but no pin holds it");
+        block.pins -= 1;
+        let is_last = block.pins == 0;
+        self.header.num_pinned -= u32::from(is_last);
+        is_last
     }
 
     /// A cached-idle block becomes free.

@@ -91,7 +91,7 @@ impl KvCache {
         let PendingCopy { copy, request, logical } = self.copies.remove(at);
         table.replace(logical, copy.from);
         self.pool.header.copied_blocks -= 1;
-        self.let_go(copy.to, request);
+        self.unref(copy.to, request);
         Some(logical * self.config.block_size)
     }
 
@@ -100,13 +100,13 @@ impl KvCache {
         assert!(slots.is_multiple_of(self.config.block_size), "a table is cut between blocks");
         let keep = self.blocks_for(slots).min(table.num_blocks());
         for i in (keep..table.num_blocks()).rev() {
-            self.let_go(table.ids()[i as usize], table.owner());
+            self.unref(table.ids()[i as usize], table.owner());
         }
         table.truncate(keep, slots.min(table.slots()));
     }
 
     /// The table lets go of a block.
-    pub(super) fn let_go(&mut self, block: BlockId, request: RequestId) {
+    pub(super) fn unref(&mut self, block: BlockId, request: RequestId) {
         self.events.push(BlockEvent::Unref { block, request });
         match self.pool.unhold(block) {
             Unheld::StillHeld => {}
@@ -118,7 +118,7 @@ impl KvCache {
     /// The step is over: sources are let go of.
     pub(super) fn end_copies(&mut self) {
         while let Some(pending) = self.copies.pop() {
-            self.let_go(pending.copy.from, pending.request);
+            self.unref(pending.copy.from, pending.request);
         }
     }
 
@@ -153,7 +153,7 @@ impl KvCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::KvConfig;
+    use crate::kv::{CacheKey, KvConfig};
 
     fn cache(num_blocks: u32) -> KvCache {
         KvCache::new(KvConfig { num_blocks, block_size: 4, enable_prefix_cache: true })
@@ -276,7 +276,7 @@ mod tests {
         kv.reserve(&mut second, 6, 8).expect("there is room");
         kv.commit();
         kv.fill(&second, 6, 8);
-        let (tokens, mut chain) = ([1; 8], kv.new_chain(0));
+        let (tokens, mut chain) = ([1; 8], kv.new_chain(CacheKey::default()));
         chain.extend(&tokens);
         kv.publish(&second, &mut chain, &tokens, 4, 8);
         assert_eq!(kv.lookup(&chain, &tokens, 8).num_blocks, 0);

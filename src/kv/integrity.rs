@@ -1,7 +1,7 @@
 //! The invariants of the cache, as pure checks. Numbers are those of the design's list of invariants.
 
 use super::block_pool::Visibility;
-use super::{BlockState, BlockTable, KvCache};
+use super::{BlockState, BlockTable, CacheKey, KvCache};
 use crate::ids::{BlockId, TokenId};
 
 /// A live table and what its sequence knows of it.
@@ -12,7 +12,7 @@ pub struct HeldTable<'a> {
     pub tokens: &'a [TokenId],
     /// Positions whose K and V are in the blocks.
     pub num_valid: u32,
-    pub salt: u64,
+    pub key: CacheKey,
 }
 
 impl KvCache {
@@ -25,8 +25,12 @@ impl KvCache {
         for held in tables {
             self.check_table(&held, &mut refs)?;
         }
+        for pinned in self.pinned_tables() {
+            self.check_table(&pinned, &mut refs)?;
+        }
         self.check_blocks(&refs)?;
         self.check_lists()?;
+        self.check_pins()?;
         self.check_counts()
     }
 
@@ -83,10 +87,10 @@ impl KvCache {
         if is_published {
             // What the request does not see of the block may be another's: it takes a copy before it writes.
             let range = start as usize..(start + valid_here) as usize;
-            let seen = &self.prefix.tokens_of(id)[..valid_here as usize];
-            if held.tokens.get(range) != Some(seen) || held.salt != self.prefix.salt_of(id) {
+            let seen = self.prefix.tokens_of(id).get(..valid_here as usize);
+            if seen.is_none() || held.tokens.get(range) != seen || held.key != self.prefix.key_of(id) {
                 return Err(format!(
-                    "invariant 8: block {id} is published with other tokens or salt than request {owner} has"
+                    "invariant 8: block {id} is published with other tokens or another key than request {owner} has"
                 ));
             }
         }
@@ -116,7 +120,7 @@ impl KvCache {
             }
             if is_published {
                 num_published += 1;
-                if block.filled != self.config.block_size
+                if block.filled < self.prefix.tokens_of(id).len() as u32
                     || matches!(block.state, BlockState::Free | BlockState::Reserved)
                 {
                     return Err(format!(
@@ -127,9 +131,9 @@ impl KvCache {
                 self.prefix.check(id)?;
             }
         }
-        if num_published != self.prefix.num_findable() {
+        if (num_published, num_published) != self.prefix.num_findable() {
             let findable = self.prefix.num_findable();
-            return Err(format!("invariant 7: {num_published} blocks are published, {findable} can be found"));
+            return Err(format!("invariant 7: {num_published} blocks are published, {findable:?} can be found"));
         }
         if !self.pool.is_open() && self.copies().len() > 0 {
             return Err("invariant 3: a copy holds its source, but no step is in flight".into());

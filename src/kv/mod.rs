@@ -1,16 +1,16 @@
 //! The paged KV cache: who holds which block, and which blocks can be found again by what they hold.
 //!
-//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt and all tokens are
-//! equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
+//! Guarantees: a block is handed out only when no table holds it; a prefix is shared only when salt, adapter and all
+//! tokens are equal (compared, not only hashed); a block is published only after the step that wrote it has committed; the changes
 //! of a step are a transaction ([`KvCache::begin`], then [`KvCache::commit`] or [`KvCache::undo`]), and undoing restores
 //! blocks, list orders and counts exactly. Eviction order follows step numbers: no clock is read.
 //! It does not hold keys or values: it decides where they go. It does not choose victims among requests.
 //!
 //! ```
-//! use kvasir::{ids::RequestId, kv::{BlockTable, KvCache, KvConfig}};
+//! use kvasir::{ids::RequestId, kv::{BlockTable, CacheKey, KvCache, KvConfig}};
 //! let mut kv = KvCache::new(KvConfig { num_blocks: 8, block_size: 4, enable_prefix_cache: true });
 //! let (prompt, mut table) = ([1, 2, 3, 4, 5], BlockTable::new(RequestId(1)));
-//! let mut chain = kv.new_chain(0);
+//! let mut chain = kv.new_chain(CacheKey::default());
 //! chain.extend(&prompt);
 //! kv.begin(1);
 //! kv.reserve(&mut table, 0, 5).expect("the pool is empty");
@@ -26,6 +26,7 @@ mod block_table;
 mod copy_on_write;
 mod host_pool;
 mod integrity;
+mod pins;
 mod prefix_cache;
 
 pub use block_pool::BlockState;
@@ -33,11 +34,13 @@ pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use copy_on_write::BlockCopy;
 pub use host_pool::HostTransfer;
 pub use integrity::HeldTable;
-pub use prefix_cache::PrefixChain;
+pub use pins::{PinSpec, PrefixView};
+pub use prefix_cache::{CacheKey, PrefixChain};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use block_pool::{BlockPool, Visibility};
 use copy_on_write::PendingCopy;
+use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
@@ -68,12 +71,16 @@ pub enum BlockEvent {
     Evict { block: BlockId },
     /// Nobody holds it and nothing is kept.
     Free { block: BlockId },
-    /// Full, committed and now findable by prefix. A held block that stops being findable (another took its hash, or its
+    /// Committed and now findable by prefix: full, or the tail of a request that ended. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
     /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
     /// `from`, which others see. `request` lets go of `from` when the step is over.
     Copy { from: BlockId, to: BlockId, request: RequestId },
+    /// A pinned prefix holds it (`Share` told so before): it is not evicted.
+    Pin { block: BlockId },
+    /// No pinned prefix holds it any more (an `Unref` follows).
+    Unpin { block: BlockId },
 }
 
 /// Counts over the pool.
@@ -91,6 +98,8 @@ pub struct KvCounts {
     /// The sum over shared blocks of (references - 1).
     pub saved: u32,
     pub evicted_this_step: u32,
+    /// Held by a pinned prefix.
+    pub pinned: u32,
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
@@ -108,6 +117,8 @@ pub struct BlockView {
     pub filled: u32,
     /// Chained content hash of a published block.
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
     /// Step of the last change.
     pub last_step: u64,
 }
@@ -141,6 +152,10 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
+    /// Where hits of the step ended, and their tokens: counted when it commits.
+    hits: Vec<(BlockId, u32)>,
+    pins: Vec<Pin>,
+    lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
     /// Of the open step.
     copies: Vec<PendingCopy>,
@@ -162,6 +177,9 @@ impl KvCache {
             prefix: PrefixCache::new(config.num_blocks, config.block_size, hash_mask),
             events: Vec::new(),
             events_before_step: 0,
+            hits: Vec::new(),
+            pins: Vec::new(),
+            lost_pins: Vec::new(),
             hit: Vec::new(),
             copies: Vec::new(),
         }
@@ -190,9 +208,9 @@ impl KvCache {
         tokens.div_ceil(self.config.block_size)
     }
 
-    /// The chain of a new sequence: prefixes are shared only between equal salts.
-    pub fn new_chain(&self, salt: u64) -> PrefixChain {
-        PrefixChain::new(salt, self.config.block_size, self.hash_mask)
+    /// The chain of a new sequence: prefixes are shared only between equal keys.
+    pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
+        PrefixChain::new(key, self.config.block_size, self.hash_mask)
     }
 
     /// Opens the transaction of a step. Steps ascend.
@@ -205,6 +223,9 @@ impl KvCache {
     pub fn commit(&mut self) {
         self.pool.commit();
         self.end_copies();
+        for (block, tokens) in self.hits.drain(..) {
+            self.prefix.count_hit(block, tokens, self.pool.header.step);
+        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -214,6 +235,7 @@ impl KvCache {
         self.pool.undo(|block| prefix.restore(block));
         self.events.truncate(self.events_before_step);
         self.copies.clear();
+        self.hits.clear();
     }
 
     /// True when blocks can be found again by what they hold.
@@ -225,14 +247,33 @@ impl KvCache {
     /// the hit.
     pub fn lookup(&mut self, chain: &PrefixChain, tokens: &[TokenId], max_tokens: u32) -> PrefixHit {
         self.hit.clear();
-        let size = self.config.block_size;
+        let mut in_part = 0;
         if self.config.enable_prefix_cache {
-            self.prefix.lookup(chain, tokens, (max_tokens / size) as usize, &mut self.hit);
+            in_part = self.prefix.lookup(chain, &tokens[..max_tokens as usize], &mut self.hit);
         }
-        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
-        let num_idle = self.hit.iter().filter(is_idle).count() as u32;
-        let num_blocks = self.hit.len() as u32;
-        PrefixHit { num_blocks, tokens: num_blocks * size, num_idle }
+        let num_idle = self.num_idle_found();
+        let num_blocks = self.hit.len() as u32 - u32::from(in_part > 0);
+        PrefixHit { num_blocks, tokens: num_blocks * self.config.block_size + in_part, num_idle }
+    }
+
+    /// How many blocks a lookup would find: for ranking, without the memory of a hit.
+    pub fn num_cached_blocks(&self, chain: &PrefixChain, tokens: &[TokenId], max_blocks: u32) -> u32 {
+        match self.config.enable_prefix_cache {
+            true => self.prefix.count(chain, tokens, max_blocks as usize),
+            false => 0,
+        }
+    }
+
+    /// Grows whenever a block becomes findable, or stops being so.
+    pub fn num_changes(&self) -> u64 {
+        self.prefix.num_changes()
+    }
+
+    /// The latest [`KvCache::lookup`] without the block that it found in part.
+    pub fn whole_blocks(&mut self, hit: PrefixHit) -> PrefixHit {
+        self.hit.truncate(hit.num_blocks as usize);
+        let num_idle = self.num_idle_found();
+        PrefixHit { num_blocks: hit.num_blocks, tokens: hit.num_blocks * self.config.block_size, num_idle }
     }
 
     /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
@@ -246,8 +287,12 @@ impl KvCache {
         }
         table.raise_slots(hit.tokens);
         let hit_tokens = hit.tokens.min(query_tokens);
+        let last = hit.num_blocks.checked_sub(1).map(|last| self.hit[last as usize]);
+        self.hits.extend(last.map(|last| (last, hit_tokens)));
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
+        let whole_tokens = hit.num_blocks * self.config.block_size;
+        self.pool.header.partial_hit_tokens += u64::from(hit_tokens.saturating_sub(whole_tokens));
         self.hit.clear();
     }
 
@@ -337,6 +382,34 @@ impl KvCache {
         }
     }
 
+    /// Makes the block findable that the last of `tokens` fill in part, as the table is about to be freed. `tokens` are
+    /// computed, by committed steps, and are the output as it was told: none after a stop.
+    pub fn publish_tail(&mut self, table: &BlockTable, chain: &mut PrefixChain, tokens: &[TokenId]) {
+        let size = self.config.block_size as usize;
+        let (i, len) = (tokens.len() / size, tokens.len() % size);
+        if !self.config.enable_prefix_cache || len == 0 {
+            return;
+        }
+        let id = table.ids()[i];
+        let block = self.pool.block(id);
+        if block.refs != 1 || block.visibility != Visibility::Private {
+            return;
+        }
+        assert!(block.filled as usize >= len, "block {id} is published before it is written");
+        if i > 0 {
+            let end = (i * size) as u32;
+            self.publish(table, chain, tokens, end - self.config.block_size, end);
+            if !self.prefix.is_findable(chain, i - 1) {
+                return;
+            }
+        }
+        let pool = &self.pool;
+        let published = self.prefix.publish_tail(chain, tokens, id, |old| pool.block(old).pins > 0);
+        if let Published::Now { hash, replaced } = published {
+            self.show(id, hash, replaced);
+        }
+    }
+
     /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
     pub fn taint(&mut self, table: &BlockTable) {
         for &block in table.ids() {
@@ -345,6 +418,7 @@ impl KvCache {
             }
             self.pool.set_visibility(block, Visibility::Tainted);
         }
+        self.drop_suspect_pins();
     }
 
     pub fn counts(&self) -> KvCounts {
@@ -358,6 +432,7 @@ impl KvCache {
             shared: header.num_shared,
             saved: header.num_saved,
             evicted_this_step: header.evicted_this_step,
+            pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
             partial_hit_tokens: header.partial_hit_tokens,
@@ -374,6 +449,7 @@ impl KvCache {
             refs: block.refs,
             filled: block.filled,
             hash: is_published.then(|| self.prefix.hash_of(id)),
+            is_pinned: block.pins > 0,
             last_step: block.last_step,
         }
     }
@@ -399,7 +475,12 @@ impl KvCache {
         self.events.drain(..)
     }
 
-    /// False when the block is tainted: what follows it cannot be published either.
+    fn num_idle_found(&self) -> u32 {
+        let is_idle = |id: &&BlockId| self.pool.block(**id).state == BlockState::CachedIdle;
+        self.hit.iter().filter(is_idle).count() as u32
+    }
+
+    /// False when the block is tainted, or its hash is that of a pinned one: what follows it cannot be published either.
     fn publish_one(&mut self, block: BlockId, chain: &mut PrefixChain, tokens: &[TokenId], i: usize) -> bool {
         if self.pool.block(block).visibility == Visibility::Tainted {
             return false;
@@ -410,13 +491,22 @@ impl KvCache {
             self.config.block_size,
             "block {block} is published before it is full"
         );
-        let Published::Now { hash, replaced } = self.prefix.publish(chain, tokens, i, block) else { return true };
+        let pool = &self.pool;
+        let (hash, replaced) = match self.prefix.publish(chain, tokens, i, block, |old| pool.block(old).pins > 0) {
+            Published::Now { hash, replaced } => (hash, replaced),
+            Published::Duplicate => return true,
+            Published::Refused => return false,
+        };
+        self.show(block, hash, replaced);
+        true
+    }
+
+    fn show(&mut self, block: BlockId, hash: u64, replaced: Option<BlockId>) {
         self.pool.set_visibility(block, Visibility::Published);
         if let Some(old) = replaced {
             self.unpublish(old);
         }
         self.events.push(BlockEvent::Publish { block, hash });
-        true
     }
 
     fn unpublish(&mut self, block: BlockId) {
@@ -433,7 +523,7 @@ impl KvCache {
     fn unhold_all(&mut self, table: &BlockTable) {
         let request = table.owner();
         for &block in table.ids().iter().rev() {
-            self.let_go(block, request);
+            self.unref(block, request);
         }
     }
 

@@ -4,13 +4,14 @@
 //! can be dequantised, and norms and biases are finite. [`Model::verify_finite`] extends the last to all weights.
 //! Tensor bytes lie in a memory map and have no alignment; nothing is copied.
 
+use super::arch::source::Source;
 use super::arch::{self, Family};
 use super::dtype::DType;
 use super::error::ModelError;
 use super::files::read_json_object;
 use super::gguf::GgufFile;
 use super::gguf_types::file_type_label;
-use super::quant::first_non_finite_block;
+use super::quant::{QuantError, dequantize, first_non_finite_block};
 use super::safetensors::SafetensorsSet;
 use super::sidecar::{self, GenerationDefaults, NamedTemplate};
 use super::spec::{ModelSpec, WeightRole};
@@ -26,8 +27,22 @@ pub struct TensorView<'a> {
     pub dtype: DType,
     /// Outermost first: `[rows, cols]`; vectors have one entry.
     pub shape: Vec<u64>,
-    /// `dtype.bytes(rows * cols)` bytes, unaligned.
-    pub bytes: &'a [u8],
+    /// `dtype.bytes(rows * cols)` bytes, unaligned; in place, unless the file holds them in another order.
+    pub bytes: Cow<'a, [u8]>,
+    /// Added to each element when it is read as floats.
+    pub add: f32,
+}
+
+impl TensorView<'_> {
+    /// All elements as f32.
+    pub fn to_f32(&self) -> Result<Vec<f32>, QuantError> {
+        let mut out = vec![0.0; self.shape.iter().product::<u64>() as usize];
+        dequantize(self.dtype, &self.bytes, &mut out)?;
+        if self.add != 0.0 {
+            out.iter_mut().for_each(|v| *v += self.add);
+        }
+        Ok(out)
+    }
 }
 
 /// A tensor as `inspect` shows it; its type may be one that cannot be run.
@@ -151,19 +166,30 @@ impl Model {
 
     /// The tensor for `role`; `None` when the model has no such tensor (the head of a tied model, a bias).
     pub fn weight(&self, role: WeightRole) -> Result<Option<TensorView<'_>>, ModelError> {
+        let Some(located) = self.locate_role(role)? else { return Ok(None) };
+        let Located { source, dtype, shape, file, bytes } = located;
+        let name = source.name.clone();
+        let bytes = source.cut(dtype, bytes, &shape).map_err(|fault| fault.in_tensor(&name).at(file))?;
+        Ok(Some(TensorView { name: Cow::Owned(name), dtype, shape, bytes, add: source.add }))
+    }
+
+    /// The tensor for `role`, checked but not read.
+    fn locate_role(&self, role: WeightRole) -> Result<Option<Located<'_>>, ModelError> {
         let Some(shape) = role.shape(&self.spec) else { return Ok(None) };
-        let name = self.tensor_name(role);
+        let source = self.source(role);
+        let name = source.name.clone();
         let Some(tensor) = self.store.find(&name) else {
             return Err(ModelError::malformed(&self.info.path, format!("tensor {name} is missing")));
         };
-        if tensor.shape != shape {
-            let fault = format!("tensor {name} has the shape {:?}; the model needs {shape:?}", tensor.shape);
+        let stored_shape = source.stored_shape(&shape);
+        if tensor.shape != stored_shape {
+            let fault = format!("tensor {name} has the shape {:?}; the model needs {stored_shape:?}", tensor.shape);
             return Err(ModelError::malformed(tensor.file, fault));
         }
         let plain = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         match tensor.dtype {
             Some(dtype) if plain(dtype) || !role.is_vector() => {
-                Ok(Some(TensorView { name: Cow::Owned(name), dtype, shape, bytes: tensor.bytes }))
+                Ok(Some(Located { source, dtype, shape, file: tensor.file, bytes: tensor.bytes }))
             }
             _ => {
                 let fault = format!("tensor {name} has type {}, which is not supported", tensor.type_name);
@@ -174,7 +200,7 @@ impl Model {
 
     /// Checks that every needed tensor is there with the right shape and a supported type. Done by [`Model::open`].
     pub fn check(&self) -> Result<(), ModelError> {
-        self.spec.roles().try_for_each(|role| self.weight(role).map(|_| ()))
+        self.spec.roles().try_for_each(|role| self.locate_role(role).map(|_| ()))
     }
 
     /// Refuses weights that are NaN or infinite, naming the tensor. Reads all scales (all elements of plain types): as
@@ -185,7 +211,7 @@ impl Model {
 
     fn verify_role(&self, role: WeightRole) -> Result<(), ModelError> {
         let Some(view) = self.weight(role)? else { return Ok(()) };
-        match first_non_finite_block(view.dtype, view.bytes) {
+        match first_non_finite_block(view.dtype, &view.bytes) {
             None => Ok(()),
             Some(block) => {
                 let element = block * view.dtype.block_elements();
@@ -197,22 +223,31 @@ impl Model {
 
     /// Refuses by name a weight that can be read but has no GPU kernel. Call it before an adapter is opened.
     pub fn unsupported_on_gpu(&self) -> Result<(), ModelError> {
+        if self.spec.block.attention_softcap.is_some() {
+            let fault = format!("architecture `{}` with a soft cap in attention cannot be run yet", self.spec.arch);
+            return Err(ModelError::unsupported(&self.info.path, fault));
+        }
         for role in self.spec.roles() {
-            if let Some(view) = self.weight(role)?
-                && !view.dtype.is_supported_on_gpu()
+            if let Some(located) = self.locate_role(role)?
+                && !located.dtype.is_supported_on_gpu()
             {
-                let fault = format!("tensor {} has type {}, which cannot be run yet", view.name, view.dtype);
+                let (name, dtype) = (located.source.name, located.dtype);
+                let fault = format!("tensor {name} has type {dtype}, which cannot be run yet");
                 return Err(ModelError::unsupported(&self.info.path, fault));
             }
         }
         Ok(())
     }
 
-    /// The name that the tensor for `role` has in this model's files.
+    /// The name that the tensor for `role` has in this model's files; several roles may share one.
     pub fn tensor_name(&self, role: WeightRole) -> String {
+        self.source(role).name
+    }
+
+    fn source(&self, role: WeightRole) -> Source {
         match &self.store {
-            Store::Gguf(_) => (self.family.gguf_tensor)(role),
-            Store::Folder { .. } => (self.family.hf_tensor)(role),
+            Store::Gguf(_) => (self.family.gguf_tensor)(&self.spec, role),
+            Store::Folder { .. } => (self.family.hf_tensor)(&self.spec, role),
         }
     }
 
@@ -318,6 +353,17 @@ impl TensorFacts {
     fn num_elements(&self) -> u64 {
         self.shape.iter().fold(1u64, |n, &d| n.saturating_mul(d))
     }
+}
+
+/// A role's tensor in its file.
+struct Located<'a> {
+    source: Source,
+    dtype: DType,
+    /// Of the role; the stored tensor may hold more.
+    shape: Vec<u64>,
+    file: &'a Path,
+    /// Of the stored tensor.
+    bytes: &'a [u8],
 }
 
 struct Found<'a> {

@@ -44,6 +44,15 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Names the tensor that the fault lies in.
+    pub fn in_tensor(self, name: &str) -> Fault {
+        let with_name = |text| format!("tensor {name}: {text}");
+        match self {
+            Fault::Malformed(text) => Fault::Malformed(with_name(text)),
+            Fault::Unsupported(text) => Fault::Unsupported(with_name(text)),
+        }
+    }
+
     /// Adds the file that the fault lies in.
     pub fn at(self, path: &Path) -> ModelError {
         match self {

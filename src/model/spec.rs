@@ -31,11 +31,135 @@ pub struct ModelSpec {
     pub mlp_bias: bool,
     /// Keys visible per layer: `None` is all; `Some(w)` the last w including the token itself. One entry per layer.
     pub windows: Vec<Option<u32>>, // [num_layers]
+    /// What a block has that a plain llama's has not.
+    pub block: BlockSpec,
     /// The head reads the embedding table.
     pub tie_embeddings: bool,
     pub bos_token_id: Option<u32>,
     /// Any of these ends the output.
     pub eos_token_ids: Vec<u32>,
+}
+
+/// How a family's blocks differ from a plain llama's ([`BlockSpec::LLAMA`]).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BlockSpec {
+    pub norm: NormKind,
+    pub norm_placement: NormPlacement,
+    pub residual: Residual,
+    pub mlp: MlpKind,
+    pub activation: Activation,
+    /// A learned vector per position is added to the embedding, and nothing rotates (gpt2).
+    pub learned_positions: bool,
+    /// Layers that rotate nothing (smollm3); empty means none.
+    pub layers_without_rope: Vec<u32>,
+    /// Rope of the layers that have a window, where it differs (gemma3).
+    pub windowed_rope: Option<RopeSpec>,
+    /// Multiplies the embedding (gemma: the root of the hidden size).
+    pub embedding_scale: f32,
+    /// Multiplies what attention and MLP add to the hidden state (granite).
+    pub residual_scale: f32,
+    /// Multiplies q·k; `None` is 1 / sqrt(head dim).
+    pub attention_scale: Option<f32>,
+    /// Scores are bounded by `c * tanh(score / c)` before the softmax (gemma2).
+    pub attention_softcap: Option<f32>,
+    /// Multiplies the logits (cohere; granite's divisor inverted).
+    pub logit_scale: f32,
+    /// Logits are bounded by `c * tanh(logit / c)` (gemma2).
+    pub logit_softcap: Option<f32>,
+    /// The head has a bias (phi).
+    pub head_bias: bool,
+}
+
+impl BlockSpec {
+    /// RMSNorm before attention and before a gated SiLU MLP, rope, no multipliers and caps.
+    pub const LLAMA: BlockSpec = BlockSpec {
+        norm: NormKind::Rms,
+        norm_placement: NormPlacement::Before,
+        residual: Residual::Sequential,
+        mlp: MlpKind::Gated,
+        activation: Activation::Silu,
+        learned_positions: false,
+        layers_without_rope: Vec::new(),
+        windowed_rope: None,
+        embedding_scale: 1.0,
+        residual_scale: 1.0,
+        attention_scale: None,
+        attention_softcap: None,
+        logit_scale: 1.0,
+        logit_softcap: None,
+        head_bias: false,
+    };
+
+    fn validate(&self) -> Result<(), String> {
+        let caps = [("attention", self.attention_softcap), ("final", self.logit_softcap)];
+        for (what, cap) in caps {
+            if cap.is_some_and(|cap| !(cap.is_finite() && cap > 0.0)) {
+                return Err(format!("the {what} soft cap must be above 0, not {}", cap.unwrap_or_default()));
+            }
+        }
+        let scales = [
+            ("embedding multiplier", self.embedding_scale),
+            ("residual multiplier", self.residual_scale),
+            ("attention multiplier", self.attention_scale.unwrap_or(1.0)),
+            ("logit multiplier", self.logit_scale),
+        ];
+        for (what, scale) in scales {
+            if !scale.is_finite() || scale == 0.0 {
+                return Err(format!("the {what} must be a number other than 0, not {scale}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What normalises a hidden state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormKind {
+    /// RMSNorm (arXiv 1910.07467).
+    Rms,
+    /// LayerNorm (arXiv 1607.06450) with a gain.
+    Layer { bias: bool },
+}
+
+/// Where norms stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormPlacement {
+    /// Before attention and before the MLP.
+    Before,
+    /// Also on what each adds to the hidden state (gemma2).
+    BeforeAndAfter,
+    /// Only on what each adds to the hidden state (olmo2).
+    After,
+}
+
+/// What the MLP reads and how a block's parts add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Residual {
+    /// The MLP sees attention's sum.
+    Sequential,
+    /// Both see the block's input, each through its own norm (gpt_neox).
+    Parallel,
+    /// Both see the block's input through one norm (phi, cohere, falcon 7B).
+    ParallelOneNorm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MlpKind {
+    /// down(act(gate x) * up x)
+    Gated,
+    /// down(act(up x))
+    Plain,
+}
+
+/// The MLP's activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Activation {
+    Silu,
+    /// With the error function (arXiv 1606.08415).
+    Gelu,
+    /// With the hyperbolic tangent.
+    GeluTanh,
+    Relu,
 }
 
 /// Rotary position embedding (RoFormer, arXiv 2104.09864).
@@ -89,9 +213,13 @@ pub enum RopeScaling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightRole {
     TokenEmbedding,
+    PositionEmbedding,
     OutputNorm,
+    OutputNormBias,
     LmHead,
+    HeadBias,
     AttnNorm(u32),
+    AttnNormBias(u32),
     Q(u32),
     K(u32),
     V(u32),
@@ -102,7 +230,10 @@ pub enum WeightRole {
     OBias(u32),
     QNorm(u32),
     KNorm(u32),
+    PostAttnNorm(u32),
     FfnNorm(u32),
+    FfnNormBias(u32),
+    PostFfnNorm(u32),
     Gate(u32),
     Up(u32),
     Down(u32),
@@ -156,7 +287,27 @@ impl ModelSpec {
         if self.windows.len() != self.num_layers as usize || self.windows.contains(&Some(0)) {
             return Err("every layer needs a window of at least 1 key or none".into());
         }
+        self.block.validate()?;
+        if let Some(rope) = &self.block.windowed_rope {
+            rope.validate(self.head_dim)?;
+        }
         self.rope.validate(self.head_dim)
+    }
+
+    /// The rope of a layer; `None` where nothing rotates.
+    pub fn rope_of(&self, layer: u32) -> Option<&RopeSpec> {
+        if self.block.learned_positions || self.block.layers_without_rope.contains(&layer) {
+            return None;
+        }
+        match &self.block.windowed_rope {
+            Some(rope) if self.windows[layer as usize].is_some() => Some(rope),
+            _ => Some(&self.rope),
+        }
+    }
+
+    /// What multiplies q·k.
+    pub fn attention_scale(&self) -> f64 {
+        self.block.attention_scale.map_or_else(|| 1.0 / f64::from(self.head_dim).sqrt(), f64::from)
     }
 
     /// Checks the number of layers alone: lists with one entry per layer are made only after this.
@@ -169,7 +320,8 @@ impl ModelSpec {
 
     /// Every tensor that the forward pass reads, embedding first, then layer by layer.
     pub fn roles(&self) -> impl Iterator<Item = WeightRole> + '_ {
-        let outer = [WeightRole::TokenEmbedding, WeightRole::OutputNorm, WeightRole::LmHead];
+        use WeightRole::{HeadBias, LmHead, OutputNorm, OutputNormBias, PositionEmbedding, TokenEmbedding};
+        let outer = [TokenEmbedding, PositionEmbedding, OutputNorm, OutputNormBias, LmHead, HeadBias];
         let layers = (0..self.num_layers).flat_map(WeightRole::of_layer);
         outer.into_iter().chain(layers).filter(|role| role.shape(self).is_some())
     }
@@ -223,10 +375,30 @@ impl RopeSpec {
 
 impl WeightRole {
     /// The roles of one layer in the order of the forward pass.
-    fn of_layer(layer: u32) -> [WeightRole; 18] {
+    fn of_layer(layer: u32) -> [WeightRole; 22] {
         use WeightRole::*;
         [
-            AttnNorm, Q, K, V, O, QBias, KBias, VBias, OBias, QNorm, KNorm, FfnNorm, Gate, Up, Down, GateBias, UpBias,
+            AttnNorm,
+            AttnNormBias,
+            Q,
+            K,
+            V,
+            O,
+            QBias,
+            KBias,
+            VBias,
+            OBias,
+            QNorm,
+            KNorm,
+            PostAttnNorm,
+            FfnNorm,
+            FfnNormBias,
+            PostFfnNorm,
+            Gate,
+            Up,
+            Down,
+            GateBias,
+            UpBias,
             DownBias,
         ]
         .map(|role| role(layer))
@@ -239,10 +411,23 @@ impl WeightRole {
             (u64::from(spec.hidden_size), u64::from(spec.intermediate_size), u64::from(spec.vocab_size));
         let head_dim = u64::from(spec.head_dim);
         let (q, kv) = (u64::from(spec.num_heads) * head_dim, u64::from(spec.num_kv_heads) * head_dim);
+        let placement = spec.block.norm_placement;
+        let (norms_before, norms_after) = (placement != NormPlacement::After, placement != NormPlacement::Before);
+        let has_ffn_norm = norms_before && spec.block.residual != Residual::ParallelOneNorm;
+        let norm_bias = spec.block.norm == NormKind::Layer { bias: true };
+        let is_gated = spec.block.mlp == MlpKind::Gated;
         let (present, shape) = match self {
             TokenEmbedding => (true, vec![vocab, hidden]),
             LmHead => (!spec.tie_embeddings, vec![vocab, hidden]),
-            OutputNorm | AttnNorm(_) | FfnNorm(_) => (true, vec![hidden]),
+            PositionEmbedding => (spec.block.learned_positions, vec![u64::from(spec.max_position), hidden]),
+            OutputNorm => (true, vec![hidden]),
+            AttnNorm(_) => (norms_before, vec![hidden]),
+            FfnNorm(_) => (has_ffn_norm, vec![hidden]),
+            PostAttnNorm(_) | PostFfnNorm(_) => (norms_after, vec![hidden]),
+            OutputNormBias => (norm_bias, vec![hidden]),
+            AttnNormBias(_) => (norm_bias && norms_before, vec![hidden]),
+            FfnNormBias(_) => (norm_bias && has_ffn_norm, vec![hidden]),
+            HeadBias => (spec.block.head_bias, vec![vocab]),
             Q(_) => (true, vec![q, hidden]),
             K(_) | V(_) => (true, vec![kv, hidden]),
             O(_) => (true, vec![hidden, q]),
@@ -251,9 +436,11 @@ impl WeightRole {
             VBias(_) => (spec.v_bias, vec![kv]),
             OBias(_) => (spec.o_bias, vec![hidden]),
             QNorm(_) | KNorm(_) => (spec.qk_norm, vec![head_dim]),
-            Gate(_) | Up(_) => (true, vec![ffn, hidden]),
+            Gate(_) => (is_gated, vec![ffn, hidden]),
+            Up(_) => (true, vec![ffn, hidden]),
             Down(_) => (true, vec![hidden, ffn]),
-            GateBias(_) | UpBias(_) => (spec.mlp_bias, vec![ffn]),
+            GateBias(_) => (spec.mlp_bias && is_gated, vec![ffn]),
+            UpBias(_) => (spec.mlp_bias, vec![ffn]),
             DownBias(_) => (spec.mlp_bias, vec![hidden]),
         };
         (present && self.layer().is_none_or(|layer| layer < spec.num_layers)).then_some(shape)
@@ -263,7 +450,8 @@ impl WeightRole {
     pub fn layer(self) -> Option<u32> {
         use WeightRole::*;
         match self {
-            TokenEmbedding | OutputNorm | LmHead => None,
+            TokenEmbedding | PositionEmbedding | OutputNorm | OutputNormBias | LmHead | HeadBias => None,
+            AttnNormBias(l) | PostAttnNorm(l) | FfnNormBias(l) | PostFfnNorm(l) => Some(l),
             AttnNorm(l) | Q(l) | K(l) | V(l) | O(l) | QBias(l) | KBias(l) | VBias(l) | OBias(l) | QNorm(l)
             | KNorm(l) | FfnNorm(l) | Gate(l) | Up(l) | Down(l) | GateBias(l) | UpBias(l) | DownBias(l) => Some(l),
         }
@@ -272,6 +460,9 @@ impl WeightRole {
     /// True for norms and biases, which are stored as plain floats.
     pub fn is_vector(self) -> bool {
         use WeightRole::*;
-        !matches!(self, TokenEmbedding | LmHead | Q(_) | K(_) | V(_) | O(_) | Gate(_) | Up(_) | Down(_))
+        !matches!(
+            self,
+            TokenEmbedding | PositionEmbedding | LmHead | Q(_) | K(_) | V(_) | O(_) | Gate(_) | Up(_) | Down(_)
+        )
     }
 }

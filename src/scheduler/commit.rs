@@ -2,7 +2,8 @@
 
 use super::gang::{GangAdvance, GangNext, GangRows};
 use super::planner::Undo;
-use super::{PlanRow, RowKind, Scheduler, StepPlan};
+use super::queue::{MAX_SCORED_BLOCKS, QueuePolicy, RESCORED_PER_STEP};
+use super::{PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::BlockTable;
 use crate::protocol::{FinishReason, RunError};
@@ -66,6 +67,9 @@ impl Scheduler {
         }
         self.advance_gangs(gangs, not_finite, advances);
         self.end_deferred();
+        let lost = self.kv.take_lost_pins();
+        self.renew_pins(lost);
+        self.rescore();
         self.verify();
         committed
     }
@@ -118,7 +122,38 @@ impl Scheduler {
             self.kv.shorten(&mut seq.table, slots);
             seq.num_computed = slots;
             seq.num_valid = slots;
+            seq.num_public = seq.num_public.min(slots);
         }
+    }
+
+    /// What waits may find more or fewer of its tokens in the cache now: looks at some of them in turn.
+    fn rescore(&mut self) {
+        if self.waiting.policy() != QueuePolicy::LongestPrefix {
+            return;
+        }
+        if self.kv.num_changes() != std::mem::replace(&mut self.kv_changes, self.kv.num_changes()) {
+            self.rescore_left = self.seqs.len();
+        }
+        for _ in 0..RESCORED_PER_STEP.min(self.rescore_left) {
+            self.rescore_left -= 1;
+            self.rescore_at = (self.rescore_at + 1) % self.seqs.len();
+            self.num_looked_at += 1;
+            let Some(seq) = &self.seqs[self.rescore_at] else { continue };
+            if seq.status == SeqStatus::Waiting {
+                let (idx, mut ticket, cached_tokens) = (self.rescore_at as SeqIdx, seq.ticket, self.score(seq));
+                self.waiting.rescore(idx, &mut ticket, cached_tokens);
+                self.seq_mut(idx).ticket = ticket;
+            }
+        }
+    }
+
+    /// Cached tokens as the longest-prefix policy counts them.
+    pub(super) fn score(&self, seq: &Sequence) -> u32 {
+        if self.waiting.policy() != QueuePolicy::LongestPrefix {
+            return 0;
+        }
+        let max_blocks = ((seq.num_tokens() - 1) / self.kv.block_size()).min(MAX_SCORED_BLOCKS);
+        self.kv.num_cached_blocks(&seq.chain, &seq.tokens, max_blocks) * self.kv.block_size()
     }
 
     fn close(&mut self, plan: &StepPlan) {
@@ -144,6 +179,9 @@ impl Scheduler {
         let seq = self.seqs[row.seq as usize].as_mut().expect("a planned row is live until its step is over");
         self.totals.computed_tokens += u64::from(row.num_tokens);
         self.totals.recomputed_tokens += u64::from(to.min(seq.computed_peak).saturating_sub(row.from));
+        // Tokens found in the cache and tokens computed again were served by nobody's turn.
+        let found = seq.computed_peak.max(row.from);
+        self.waiting.serve(seq.ticket.client, to.saturating_sub(found));
         seq.num_computed = to;
         seq.num_valid = to;
         seq.computed_peak = seq.computed_peak.max(to);
@@ -160,8 +198,10 @@ impl Scheduler {
             return result;
         }
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
+        seq.num_public = to;
         if let (Some((token, _)), None) = (sampled, seq.gang) {
             result.token = Some(token);
+            self.waiting.charge(seq.ticket.client, 1);
             result.finish = seq.append(token);
             if let Some(reason) = result.finish.clone() {
                 self.end(row.seq, Ok(reason));
@@ -182,24 +222,26 @@ impl Scheduler {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.kv.rewind(&mut seq.table, mark);
             }
-            Undo::Admit { seq: idx, cached_tokens } => {
+            Undo::Admit { seq: idx, cached_tokens, cost, paid, mark } => {
                 assert_eq!(self.running.pop(), Some(idx), "admissions are undone last to first");
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.free_slots.push(seq.slot.expect("an admitted sequence has a slot"));
                 seq.table = BlockTable::new(seq.id);
                 seq.cached_tokens = cached_tokens;
                 seq.reset_progress();
-                self.waiting.push_front(idx);
+                seq.ticket.cost = cost;
+                self.waiting.discharge(seq.ticket.client, paid);
+                self.waiting.undo_take(idx, &seq.ticket, mark);
             }
-            Undo::Preempt { seq: idx, at, slot, num_computed, num_valid, table } => {
-                assert_eq!(self.waiting.pop_front(), Some(idx), "preemptions are undone last to first");
+            Undo::Preempt { seq: idx, at, slot, progress, table, mark } => {
                 assert_eq!(self.free_slots.pop(), Some(slot), "preemptions are undone last to first");
                 let table = self.kv.resume(table);
-                let seq = self.seq_mut(idx);
+                let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
+                self.waiting.undo_put_back(&seq.ticket, mark);
                 seq.table = table;
-                seq.num_computed = num_computed;
-                seq.num_valid = num_valid;
+                seq.set_progress(progress);
                 seq.preemptions -= 1;
+                seq.ticket.is_resumed = seq.preemptions > 0;
                 seq.slot = Some(slot);
                 seq.status = super::SeqStatus::Running;
                 self.running.insert(at, idx);

@@ -7,7 +7,7 @@
 
 use super::planner::Draft;
 use super::sequence::ForkOf;
-use super::{NewSequence, Scheduler, SeqIdx, SeqStatus, Sequence, Undo};
+use super::{NewSequence, Scheduler, SeqIdx, SeqStatus, Sequence};
 use crate::ids::RequestId;
 use crate::kv::PrefixHit;
 use crate::protocol::RunError;
@@ -18,17 +18,18 @@ pub struct NewFork {
     /// So many of the parent's first tokens come before the fork's own `prompt`; at most as many as it has. Together they
     /// are the fork's prompt.
     pub keep_tokens: u32,
-    /// The fork's own part. `cache_salt` is taken from the parent; `prompt` may be empty when tokens are kept.
+    /// The fork's own part. Salt and adapter are taken from the parent; `prompt` may be empty when tokens are kept.
     pub sequence: NewSequence,
     pub place: QueuePlace,
 }
 
-/// Where in the queue a request waits.
+/// How a fork waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuePlace {
-    /// Before all others: for what belongs to a request that was admitted already.
-    Front,
-    Back,
+    /// As what belongs to its parent's request: as if it had come with it, and also in a full queue.
+    WithParent,
+    /// As a request that comes now.
+    AsNew,
 }
 
 impl Scheduler {
@@ -41,22 +42,18 @@ impl Scheduler {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
         let source = self.get(parent).unwrap_or_else(|| panic!("request {parent} is forked, but not live"));
         assert!(keep_tokens <= source.num_tokens(), "{keep_tokens} of {} tokens are kept", source.num_tokens());
-        if place == QueuePlace::Back && self.waiting.len() >= self.config.max_waiting as usize {
+        if place == QueuePlace::AsNew && self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
-        new.cache_salt = source.cache_salt;
+        let (key, since) = (source.key, source.ticket.since);
+        (new.cache_salt, new.adapter) = (key.salt, key.adapter);
         new.prompt.splice(0..0, source.tokens[..keep_tokens as usize].iter().copied());
-        let idx = self.insert(new)?;
-        self.seq_mut(idx).fork_of = Some(ForkOf { parent, keep_tokens });
-        match place {
-            QueuePlace::Back => self.waiting.push_back(idx),
-            QueuePlace::Front => {
-                // Behind those whom the step in flight put back: undoing it takes them from the front.
-                let is_preemption = |undo: &&Undo| matches!(undo, Undo::Preempt { .. });
-                let at = self.undo.iter().filter(is_preemption).count();
-                self.waiting.insert(at, idx);
-            }
+        let mut seq = self.sequence(new)?;
+        seq.fork_of = Some(ForkOf { parent, keep_tokens });
+        if place == QueuePlace::WithParent {
+            seq.ticket.since = since;
         }
+        self.enqueue(seq);
         Ok(())
     }
 

@@ -14,10 +14,10 @@
 
 use super::planner::{Draft, Undo};
 use super::policy;
-use super::sequence::Sequence;
+use super::sequence::{Progress, Sequence};
 use super::{NewSequence, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
 use crate::ids::{BlockId, RequestId, SeqSlot, TokenId};
-use crate::kv::BlockTable;
+use crate::kv::{BlockTable, CacheKey};
 use crate::protocol::{FinishReason, InvalidParam, RunError};
 use std::collections::VecDeque;
 
@@ -90,7 +90,8 @@ impl Scheduler {
             let message = format!("must be at most {slots}, the number of sequences that run at once, not {width}");
             return Err(InvalidParam { field: "beam_width", message }.into());
         }
-        let (id, prompt, total) = (new.id, new.prompt.len() as u32, self.kv.num_usable());
+        let key = CacheKey { salt: new.cache_salt, adapter: new.adapter };
+        let (id, prompt, total) = (new.id, new.prompt.len() as u32, self.room_for(&new.prompt, key));
         let is_bounded = new.stop.max_tokens.is_some();
         let tokens = prompt.saturating_add(new.stop.max_tokens.unwrap_or(1));
         let needed = self.gang_bound(prompt, tokens, width);
@@ -102,7 +103,7 @@ impl Scheduler {
         self.seq_mut(idx).gang = Some(id);
         self.gangs.insert(id, Gang { width, members: vec![idx], spare_slots: Vec::new(), max_blocks: needed });
         if !is_bounded {
-            self.fit_gang(id);
+            self.fit_gang(id, total);
         }
         Ok(())
     }
@@ -146,9 +147,9 @@ impl Scheduler {
         members.iter().map(|idx| self.seq(*idx))
     }
 
-    /// How long an unbounded gang may become in this pool, and what it then needs.
-    pub(super) fn fit_gang(&mut self, id: RequestId) {
-        let (idx, total, size) = (self.by_id[&id], self.kv.num_usable(), self.kv.block_size());
+    /// How long an unbounded gang may become in so many blocks, and what it then needs.
+    fn fit_gang(&mut self, id: RequestId, total: u32) {
+        let (idx, size) = (self.by_id[&id], self.kv.block_size());
         let (width, prompt) = (self.gangs[&id].width, self.seq(idx).num_prompt);
         let shared = prompt / size;
         let most = (shared + total.saturating_sub(shared) / width).saturating_mul(size);
@@ -164,13 +165,18 @@ impl Scheduler {
     /// The cache was replaced: what the gang may come to need in the new one.
     pub(super) fn refit_gang(&mut self, id: RequestId, is_bounded: bool) -> u32 {
         if !is_bounded {
-            self.fit_gang(id);
+            self.fit_gang(id, self.kv.num_usable());
         }
         let leader = self.seq(self.by_id[&id]);
         let (prompt, tokens) = (leader.num_prompt, leader.max_total.max(leader.num_tokens() + 1));
         let needed = self.gang_bound(prompt, tokens, self.gangs[&id].width);
         self.gangs.get_mut(&id).expect("the gang is live").max_blocks = needed;
         needed
+    }
+
+    /// Blocks that a live request may come to need.
+    pub(super) fn most_blocks(&self, seq: &Sequence) -> u32 {
+        seq.gang.map_or_else(|| self.kv.blocks_for(seq.max_total), |id| self.gangs[&id].max_blocks)
     }
 
     /// The request that stands for this one: its gang's leader, or itself.
@@ -294,8 +300,7 @@ impl Scheduler {
         let slot = gang.spare_slots.pop().expect("a running gang has a slot for each beam");
         let seq = self.seq_mut(idx);
         seq.table = table;
-        seq.num_computed = positions;
-        seq.num_valid = positions;
+        seq.set_progress(Progress { num_computed: positions, num_valid: positions, num_public: positions });
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
         self.running.push(idx);
@@ -383,14 +388,14 @@ impl Scheduler {
         let at = self.running.iter().position(|other| *other == idx).expect("a beam that is folded runs");
         self.running.remove(at);
         let seq = self.seqs[idx as usize].as_mut().expect("members are live");
-        let (num_computed, num_valid) = (seq.num_computed, seq.num_valid);
+        let progress = seq.progress();
         let slot = seq.slot.expect("a running sequence has a slot");
         let mut table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
         self.kv.cancel_copy(&mut table);
         seq.reset_progress();
         seq.preemptions += 1;
         let table = self.kv.suspend(table);
-        self.undo.push(Undo::Fold { seq: idx, at, slot, num_computed, num_valid, table });
+        self.undo.push(Undo::Fold { seq: idx, at, slot, progress, table });
         self.free_slots.push(slot);
     }
 
@@ -406,13 +411,12 @@ impl Scheduler {
                 seq.reset_progress();
                 self.gangs.get_mut(&id).expect("the gang is live").spare_slots.push(slot);
             }
-            Undo::Fold { seq: idx, at, slot, num_computed, num_valid, table } => {
+            Undo::Fold { seq: idx, at, slot, progress, table } => {
                 assert_eq!(self.free_slots.pop(), Some(slot), "beams come back last to first");
                 let table = self.kv.resume(table);
                 let seq = self.seq_mut(idx);
                 seq.table = table;
-                seq.num_computed = num_computed;
-                seq.num_valid = num_valid;
+                seq.set_progress(progress);
                 seq.preemptions -= 1;
                 seq.slot = Some(slot);
                 seq.status = SeqStatus::Running;
@@ -468,6 +472,7 @@ impl Scheduler {
         for (&idx, child) in gang.members.iter().zip(children) {
             self.seq_mut(idx).push(child.token);
         }
+        self.waiting.charge(self.seq(leader).ticket.client, children.len() as u32);
         self.gangs.insert(id, gang);
     }
 

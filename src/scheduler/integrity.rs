@@ -1,7 +1,8 @@
 //! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
 
 use super::policy::is_protected;
-use super::{CheckLevel, PlanRow, Scheduler, SeqIdx, SeqStatus, StepPlan};
+use super::queue::QueueMark;
+use super::{CheckLevel, ClientView, PlanRow, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
 
 impl Scheduler {
@@ -11,12 +12,13 @@ impl Scheduler {
             table: &seq.table,
             tokens: &seq.tokens,
             num_valid: seq.num_valid,
-            salt: seq.cache_salt,
+            key: seq.key,
         });
         self.kv.check_integrity(held)?;
         self.check_partition()?;
         self.check_slots()?;
         self.check_gangs()?;
+        self.check_clients()?;
         for seq in self.seqs.iter().flatten() {
             self.check_sequence(seq)?;
         }
@@ -99,7 +101,7 @@ impl Scheduler {
     fn check_partition(&self) -> Result<(), String> {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
-        let waiting = self.waiting.iter().map(|idx| (*idx, SeqStatus::Waiting));
+        let waiting = self.waiting.iter().map(|idx| (idx, SeqStatus::Waiting));
         // Beams that wait for their leader are in no list.
         let is_folded = |seq: &super::Sequence| seq.is_follower() && seq.status == SeqStatus::Waiting;
         let folded = self.by_id.values().filter(|idx| is_folded(self.seq(**idx)));
@@ -124,6 +126,22 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Every live request is counted once with its client, and the queue lists all that wait.
+    fn check_clients(&self) -> Result<(), String> {
+        let counted = self.clients().fold((0, 0), |sum, view| (sum.0 + view.running, sum.1 + view.waiting));
+        // The beams of a search count as one.
+        let num_running = self.running().filter(|seq| !seq.is_follower()).count() as u32;
+        let listed = (num_running, self.waiting.len() as u32);
+        if counted != listed || self.waiting.iter().count() != self.waiting.len() {
+            return Err(format!("invariant 13: clients have (running, waiting) {counted:?}, {listed:?} are listed"));
+        }
+        let is_known = |seq: &super::Sequence| self.waiting.client(seq.client()).is_some();
+        match self.running().chain(self.waiting()).find(|seq| !is_known(seq)) {
+            Some(seq) => Err(format!("invariant 13: the client of request {} has no account", seq.id)),
+            None => Ok(()),
+        }
+    }
+
     fn check_slots(&self) -> Result<(), String> {
         let mut is_taken = vec![false; self.config.max_num_seqs as usize];
         let taken = self.running().filter_map(|seq| seq.slot);
@@ -146,7 +164,7 @@ impl Scheduler {
             return Err(format!("invariant 6: request {id} computed {computed} of {tokens} tokens, at most {max}"));
         }
         let is_last_found = seq.num_valid == seq.num_tokens() && seq.num_computed + 1 == seq.num_valid;
-        if seq.num_valid != seq.num_computed && !is_last_found {
+        if seq.num_valid != seq.num_computed && !is_last_found || seq.num_public > seq.num_computed {
             let (computed, valid) = (seq.num_computed, seq.num_valid);
             return Err(format!("invariant 6: request {id} computed {computed} positions, {valid} are there"));
         }
@@ -179,6 +197,9 @@ pub struct StateView {
     pub eviction_order: Vec<u32>,
     pub counts: crate::kv::KvCounts,
     pub totals: super::Totals,
+    /// Counters by client.
+    pub clients: Vec<ClientView>,
+    pub(super) queue_mark: QueueMark,
     pub places: Vec<SeqIdx>,
     /// By id: beams in the order of their search, and spare slots.
     pub gangs: Vec<(u64, Vec<SeqIdx>, Vec<u32>)>,
@@ -221,6 +242,8 @@ impl Scheduler {
         };
         let mut gangs: Vec<_> = self.gangs.iter().map(gang).collect();
         gangs.sort_unstable();
+        let mut clients: Vec<ClientView> = self.clients().copied().collect();
+        clients.sort_unstable_by_key(|view| view.client);
         StateView {
             sequences: self.running().chain(self.waiting()).map(view).collect(),
             free_slots: self.free_slots.iter().map(|slot| slot.0).collect(),
@@ -230,7 +253,9 @@ impl Scheduler {
             counts: self.kv.counts(),
             totals: self.totals,
             gangs,
-            places: self.running.iter().chain(&self.waiting).copied().collect(),
+            clients,
+            queue_mark: self.waiting.mark(),
+            places: self.running.iter().copied().chain(self.waiting.iter()).collect(),
         }
     }
 }

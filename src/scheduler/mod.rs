@@ -9,6 +9,7 @@
 //! It reads no clock: budgets and step numbers come in with [`PlanInputs`].
 //! It does not look at text: the engine decides stop strings and calls [`Scheduler::finish`].
 
+mod clients;
 mod commit;
 mod fork;
 mod gang;
@@ -16,8 +17,12 @@ mod integrity;
 mod plan;
 mod planner;
 mod policy;
+mod prefill;
+mod prefixes;
+mod queue;
 mod sequence;
 
+pub use clients::ClientView;
 #[cfg(test)]
 #[path = "tests/gangs.rs"]
 mod gang_tests;
@@ -28,17 +33,19 @@ pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows, gang_boun
 pub use integrity::{SequenceView, StateView};
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
+pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
+pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
-use crate::ids::{RequestId, SeqSlot};
-use crate::kv::{BlockTable, KvCache};
+use crate::ids::{RequestId, SeqSlot, TokenId};
+use crate::kv::{BlockTable, CacheKey, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use gang::Gang;
 use planner::Undo;
+use queue::{QueueConfig, WaitingQueue};
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
 
 /// At most so many waiting requests are given a reason per step.
 pub const MAX_REASONS: usize = 64;
@@ -60,6 +67,10 @@ pub struct SchedulerConfig {
     pub watermark_blocks: u32,
     /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
     pub max_preemptions: u32,
+    /// Who is admitted first.
+    pub queue_policy: QueuePolicy,
+    /// Steps of waiting that make up for one level of priority, or for the longest cached prefix; at least 1.
+    pub aging_steps: u32,
     pub victim: VictimPolicy,
     pub check: CheckLevel,
 }
@@ -79,6 +90,11 @@ pub struct Ended {
     pub request: RequestId,
     pub outcome: Result<FinishReason, RunError>,
     pub usage: Usage,
+    /// Prompt and output.
+    pub tokens: Vec<TokenId>,
+    pub key: CacheKey,
+    /// What it was forked from.
+    pub parent: Option<RequestId>,
 }
 
 /// Sums since start.
@@ -88,6 +104,8 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copied_blocks: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.
@@ -104,7 +122,7 @@ pub struct Scheduler {
     /// By the leader's id.
     gangs: FxHashMap<RequestId, Gang>,
     running: Vec<SeqIdx>,
-    waiting: VecDeque<SeqIdx>,
+    waiting: WaitingQueue,
     free_slots: Vec<SeqSlot>,
     /// The step that is planned and neither committed nor released.
     in_flight: Option<u64>,
@@ -113,6 +131,15 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     ended: Vec<Ended>,
     totals: Totals,
+    /// The last step planned: the clock of aging.
+    last_step: u64,
+    /// Where the next look at cached prefixes of waiting requests begins, and how many places are left to look at.
+    rescore_at: usize,
+    rescore_left: usize,
+    kv_changes: u64,
+    num_looked_at: u64,
+    /// Blocks that pins under way will take.
+    pinning_blocks: u32,
     order: Vec<SeqIdx>, // scratch: the running list at the start of a pass
 }
 
@@ -131,39 +158,63 @@ impl Scheduler {
             by_id: FxHashMap::default(),
             gangs: FxHashMap::default(),
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            waiting: WaitingQueue::new(QueueConfig {
+                policy: config.queue_policy,
+                aging_steps: config.aging_steps,
+                max_model_len: config.max_model_len,
+            }),
             free_slots: all_slots(config.max_num_seqs),
             in_flight: None,
             undo: Vec::new(),
             deferred: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            last_step: 0,
+            rescore_at: 0,
+            rescore_left: 0,
+            kv_changes: 0,
+            num_looked_at: 0,
+            pinning_blocks: 0,
             order: Vec::new(),
         }
     }
 
-    /// Puts a request at the end of the queue, or refuses it: what can never fit does not wait. Allowed while a step is
+    /// Puts a request in the queue, or refuses it: what can never fit does not wait. Allowed while a step is
     /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
     pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
-        let idx = self.insert(new)?;
-        self.waiting.push_back(idx);
+        let seq = self.sequence(new)?;
+        self.enqueue(seq);
         Ok(())
     }
 
-    /// A sequence in the storage, not yet in the queue; refuses what can never fit.
-    fn insert(&mut self, new: NewSequence) -> Result<SeqIdx, RunError> {
+    /// Puts a request also into a full queue: for what belongs to a request that was admitted already.
+    pub fn add_beside(&mut self, new: NewSequence) -> Result<(), RunError> {
+        assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        let seq = self.sequence(new)?;
+        self.enqueue(seq);
+        Ok(())
+    }
+
+    /// A sequence that is not in the queue yet; refuses what can never fit.
+    fn sequence(&self, new: NewSequence) -> Result<Sequence, RunError> {
         let max_total = self.max_total(&new)?;
-        let chain = self.kv.new_chain(new.cache_salt);
-        Ok(self.place(Sequence::new(new, chain, max_total)))
+        let chain = self.kv.new_chain(CacheKey { salt: new.cache_salt, adapter: new.adapter });
+        Ok(Sequence::new(new, chain, max_total, self.last_step))
+    }
+
+    fn enqueue(&mut self, mut seq: Sequence) {
+        seq.ticket.cached_tokens = self.score(&seq);
+        let ticket = seq.ticket;
+        let idx = self.place(seq);
+        self.waiting.arrive(idx, &ticket);
     }
 
     /// Stores a sequence.
     fn place(&mut self, seq: Sequence) -> SeqIdx {
-        let id = seq.id;
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
             None => {
@@ -171,8 +222,8 @@ impl Scheduler {
                 self.seqs.len() as SeqIdx - 1
             }
         };
+        self.by_id.insert(seq.id, idx);
         self.seqs[idx as usize] = Some(seq);
-        self.by_id.insert(id, idx);
         idx
     }
 
@@ -219,20 +270,30 @@ impl Scheduler {
     pub fn restart(&mut self, kv: KvCache) {
         self.in_flight = None;
         self.undo.clear();
+        self.totals.copied_blocks += self.kv.counts().copied_blocks;
+        let mut pins = self.kv.take_lost_pins();
+        pins.extend(self.kv.pin_specs().cloned());
         self.kv = kv;
+        self.pinning_blocks = 0;
         self.free_slots = all_slots(self.config.max_num_seqs);
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
         live.sort_unstable();
         self.running.clear();
-        self.waiting = live.iter().map(|(_, idx)| *idx).filter(|idx| !self.seq(*idx).is_follower()).collect();
         self.gangs.values_mut().for_each(|gang| gang.spare_slots.clear());
         let total = self.kv.num_usable();
         for (id, idx) in live {
             let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
+            if seq.status == SeqStatus::Running && !seq.is_follower() {
+                self.waiting.put_back(idx, &seq.ticket);
+            }
             seq.reset_progress();
             seq.table = BlockTable::new(id);
-            seq.chain = self.kv.new_chain(seq.cache_salt);
+            seq.chain = self.kv.new_chain(seq.key);
             seq.chain.extend(&seq.tokens);
+            if let Some(pinning) = &mut seq.pin {
+                pinning.needed = pinning.spec.tokens.len() as u32 / self.kv.block_size();
+                self.pinning_blocks += pinning.needed;
+            }
             if seq.stop.max_tokens.is_none() {
                 seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
             }
@@ -248,6 +309,7 @@ impl Scheduler {
             }
         }
         self.end_deferred();
+        self.renew_pins(pins);
         self.verify();
     }
 
@@ -266,7 +328,8 @@ impl Scheduler {
     }
 
     pub fn totals(&self) -> Totals {
-        self.totals
+        let copied_blocks = self.totals.copied_blocks + self.kv.counts().copied_blocks;
+        Totals { copied_blocks, ..self.totals }
     }
 
     /// A live request.
@@ -281,7 +344,27 @@ impl Scheduler {
 
     /// In queue order.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Sequence> {
-        self.waiting.iter().map(|idx| self.seq(*idx))
+        self.waiting.iter().map(|idx| self.seq(idx))
+    }
+
+    /// Requests that wait.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that run or wait.
+    pub fn num_live(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// The accounts of all clients that are remembered, in no order.
+    pub fn clients(&self) -> impl Iterator<Item = &ClientView> {
+        self.waiting.clients()
+    }
+
+    /// Sequences that planning has looked at since start, once for each time: what a step costs, without a clock.
+    pub fn num_looked_at(&self) -> u64 {
+        self.num_looked_at
     }
 
     /// Running sequences that need one token only.
@@ -307,7 +390,8 @@ impl Scheduler {
         if needed > limit {
             return Err(RunError::ContextExceeded { needed, max_model_len: limit });
         }
-        let (blocks, total) = (self.kv.blocks_for(needed), self.kv.num_usable());
+        let key = CacheKey { salt: new.cache_salt, adapter: new.adapter };
+        let (blocks, total) = (self.kv.blocks_for(needed), self.room_for(&new.prompt, key));
         if blocks > total {
             return Err(RunError::NeverFits { needed: blocks, total });
         }
@@ -331,18 +415,24 @@ impl Scheduler {
         if let Some(gang) = self.seq(idx).gang {
             self.disband(gang);
         }
-        let seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
+        let mut seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),
-            SeqStatus::Waiting => self.waiting.retain(|other| *other != idx),
+            SeqStatus::Waiting => {}
         }
+        // What was charged and never computed is given back.
+        let paid = if seq.ticket.cost > 0 { 0 } else { seq.num_prompt - seq.cached_tokens.unwrap_or(0) };
+        let used = seq.computed_peak.min(seq.num_prompt).saturating_sub(seq.cached_tokens.unwrap_or(0));
+        self.waiting.leave(&seq.ticket, seq.status == SeqStatus::Running, paid.saturating_sub(used));
         if let Some(slot) = seq.slot {
             self.free_slots.push(slot);
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
-        self.ended.push(Ended { request: seq.id, outcome, usage: seq.usage() });
-        self.kv.free(seq.table);
+        if outcome.is_ok() && seq.pin.is_none() {
+            self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
+        }
+        self.settle_pin(seq, outcome);
     }
 
     /// Ends what was to end after the step that was in flight.

@@ -96,6 +96,8 @@ pub enum WaitReason {
     Preemption,
     /// Its next block is being computed by `leader` in this step; it is shared in the next.
     Prefix { leader: RequestId },
+    /// Its client has had more than its share: a later request, of another client, goes first.
+    Share { ahead: RequestId },
 }
 
 /// The decisions of one step. Rows are in batch order: one-token rows first.
@@ -114,6 +116,8 @@ pub struct StepPlan {
     pub copies: Vec<BlockCopy>,
     /// The first of the queue with their reasons, at most [`super::MAX_REASONS`].
     pub waiting: Vec<(RequestId, WaitReason)>,
+    /// What stopped the last admission; `None` when nothing waits.
+    pub binding: Option<WaitReason>,
     pub num_running: u32,
     pub num_waiting: u32,
 }

@@ -1,6 +1,9 @@
 //! Planning a step: serve those who run, then admit.
 
 use super::policy::{self, Room};
+use super::prefill::Shares;
+use super::queue::{QueueMark, QueuePolicy};
+use super::sequence::Progress;
 use super::{
     Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
 };
@@ -23,20 +26,22 @@ pub struct PlanInputs {
 #[derive(Debug)]
 pub(super) enum Undo {
     Grow { seq: SeqIdx, mark: TableMark },
-    Admit { seq: SeqIdx, cached_tokens: Option<u32> },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, num_valid: u32, table: SuspendedTable },
+    Admit { seq: SeqIdx, cached_tokens: Option<u32>, cost: u32, paid: u32, mark: QueueMark },
+    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable, mark: QueueMark },
     Unfold { seq: SeqIdx },
-    Fold { seq: SeqIdx, at: usize, slot: SeqSlot, num_computed: u32, num_valid: u32, table: SuspendedTable },
+    Fold { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable },
     TakeSpareSlots { gang: RequestId },
     GiveSpareSlots { gang: RequestId, slots: Vec<SeqSlot> },
 }
 
 /// A plan being made.
 pub(super) struct Draft {
-    pub plan: StepPlan,
-    pub budget_left: u32,
+    pub(super) plan: StepPlan,
+    pub(super) budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
+    /// How the running prompts share what is left for them.
+    shares: Shares,
     /// Blocks kept for protected sequences.
     claimed: u32,
 }
@@ -55,16 +60,20 @@ impl Scheduler {
         assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
         self.kv.begin(inputs.step);
         self.in_flight = Some(inputs.step);
+        self.last_step = inputs.step;
+        self.num_looked_at += self.running.len() as u64;
         let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
         let mut draft = Draft {
             plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
+            shares: Shares::ALL,
             claimed: self.total_claimed(),
         };
         self.unfold_gangs();
         self.serve_running(&mut draft, Pass::One);
+        draft.shares = self.share_prefill(&draft);
         self.serve_running(&mut draft, Pass::More);
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
@@ -101,6 +110,7 @@ impl Scheduler {
                 continue;
             }
             let num_tokens = self.chunk(self.num_plannable(idx), draft);
+            let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
             if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
             }
@@ -111,10 +121,7 @@ impl Scheduler {
     /// How many of the remaining tokens the step can compute for one row.
     fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
         let chunk = remaining.min(self.config.long_prefill_cap).min(draft.budget_left);
-        if remaining == 1 || !draft.has_one_token_rows() {
-            return chunk;
-        }
-        chunk.min(draft.max_prefill_tokens.max(1).saturating_sub(draft.prefill_used))
+        if remaining == 1 { chunk } else { chunk.min(draft.prefill_left()) }
     }
 
     /// Preempts until `num_tokens` more positions fit. False when the sequence itself (or its gang) had to give way.
@@ -200,23 +207,25 @@ impl Scheduler {
         self.running.remove(at);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
+        let mark = self.waiting.mark();
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
-        let (num_computed, num_valid) = (seq.num_computed, seq.num_valid);
+        let progress = seq.progress();
         let slot = seq.slot.expect("a running sequence has a slot");
         let mut table = std::mem::replace(&mut seq.table, BlockTable::new(seq.id));
         // What it was to copy in this step is not copied.
         self.kv.cancel_copy(&mut table);
         seq.reset_progress();
         seq.preemptions += 1;
+        seq.ticket.is_resumed = true;
+        self.waiting.put_back(victim, &seq.ticket);
         let table = self.kv.suspend(table);
-        self.undo.push(Undo::Preempt { seq: victim, at, slot, num_computed, num_valid, table });
+        self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table, mark });
         self.free_slots.push(slot);
-        self.waiting.push_front(victim);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
-            lost_tokens: num_computed,
+            lost_tokens: progress.num_computed,
             policy: self.config.victim,
             scores,
         });
@@ -225,7 +234,8 @@ impl Scheduler {
     /// Admits from the head of the queue while the whole of each fits; says what stopped it.
     fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
         let mut promised: u32 = self.running.iter().map(|idx| self.promised(*idx)).sum();
-        while let Some(&idx) = self.waiting.front() {
+        while let Some(idx) = self.waiting.first() {
+            self.num_looked_at += 1;
             let Some(&slot) = self.free_slots.last() else {
                 return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
             };
@@ -238,21 +248,26 @@ impl Scheduler {
             let query_tokens = seq.num_tokens() - 1;
             let most = if is_held { query_tokens - 1 } else { seq.num_tokens() };
             let hit = self.kv.lookup(&seq.chain, &seq.tokens, most);
-            let (hit, parent) = self.found(seq, hit);
+            let (mut hit, parent) = self.found(seq, hit);
             if let Some(leader) = self.computes_now(seq, hit, query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
+            }
+            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
+            let room = Room { available: self.kv.num_available(), promised, watermark };
+            let blocks = self.needed_to_join(idx);
+            let mut may_join = policy::may_join(blocks, hit, &room);
+            if may_join.is_err() && parent.is_none() {
+                // A block found in part needs room beside its copy: in a full pool it is computed instead.
+                hit = self.kv.whole_blocks(hit);
+                may_join = policy::may_join(blocks, hit, &room);
             }
             let num_tokens = self.chunk(seq.num_tokens() - u32::from(is_held) - hit.tokens.min(query_tokens), draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
-            let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
-            let room = Room { available: self.kv.num_available(), promised, watermark };
-            if let Err(reason) = policy::may_join(self.needed_to_join(idx), hit, &room) {
+            if let Err(reason) = may_join {
                 return Some(reason);
             }
-            self.waiting.pop_front();
-            self.free_slots.pop();
             self.attach(idx, hit, parent);
             self.join(idx, slot, num_tokens, draft);
             promised += self.promised(idx);
@@ -280,9 +295,15 @@ impl Scheduler {
 
     /// Moves a waiting sequence into the batch with the blocks that it was given.
     fn join(&mut self, idx: SeqIdx, slot: SeqSlot, num_tokens: u32, draft: &mut Draft) {
+        self.free_slots.pop();
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
-        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens });
+        let mark = self.waiting.take(&seq.ticket);
         let cached_tokens = seq.num_computed;
+        // Paid once, for what is computed of the prompt.
+        let cost = std::mem::take(&mut seq.ticket.cost);
+        let paid = cost.saturating_sub(cached_tokens);
+        self.waiting.charge(seq.ticket.client, paid);
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, cost, paid, mark });
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
         seq.status = SeqStatus::Running;
@@ -295,21 +316,37 @@ impl Scheduler {
         self.plan_row(idx, num_tokens, Some(joined), draft);
     }
 
-    fn explain_waiting(&self, plan: &mut StepPlan, binding: Option<WaitReason>) {
+    fn explain_waiting(&mut self, plan: &mut StepPlan, binding: Option<WaitReason>) {
         plan.num_running = self.running.len() as u32;
         plan.num_waiting = self.waiting.len() as u32;
-        for (position, seq) in self.waiting().take(MAX_REASONS).enumerate() {
+        plan.binding = binding;
+        let is_fair = self.waiting.policy() == QueuePolicy::Fair;
+        let Some(first) = self.waiting.first().map(|idx| self.seq(idx).ticket) else { return };
+        for (position, idx) in self.waiting.iter().take(MAX_REASONS).enumerate() {
+            let ticket = self.seq(idx).ticket;
             let reason = match (position, binding) {
                 (_, Some(WaitReason::Preemption)) => WaitReason::Preemption,
                 (0, Some(reason)) => reason,
+                _ if is_fair && ticket.client != first.client && ticket.id < first.id => {
+                    WaitReason::Share { ahead: first.id }
+                }
                 (position, _) => WaitReason::Behind { position: position as u32 },
             };
-            plan.waiting.push((seq.id, reason));
+            plan.waiting.push((ticket.id, reason));
         }
+        self.num_looked_at += plan.waiting.len() as u64;
     }
 }
 
 impl Draft {
+    /// Tokens that rows which need several may still compute.
+    pub(super) fn prefill_left(&self) -> u32 {
+        match self.has_one_token_rows() {
+            true => self.budget_left.min(self.max_prefill_tokens.max(1).saturating_sub(self.prefill_used)),
+            false => self.budget_left,
+        }
+    }
+
     fn has_one_token_rows(&self) -> bool {
         self.plan.budget - self.budget_left > self.prefill_used
     }

@@ -1,7 +1,9 @@
 //! One request as the scheduler sees it: tokens, and how many of them have their K and V in the cache.
 
+use super::prefixes::Pinning;
+use super::queue::Ticket;
 use crate::ids::{RequestId, SeqSlot, TokenId};
-use crate::kv::{BlockTable, PrefixChain};
+use crate::kv::{BlockTable, CacheKey, PrefixChain};
 use crate::protocol::{FinishReason, SamplingParams, StopRules, Usage};
 use rustc_hash::FxHashMap;
 
@@ -22,6 +24,18 @@ pub struct NewSequence {
     pub priority: i32,
     /// Prefix blocks are shared only between equal salts.
     pub cache_salt: u64,
+    /// The weights' adapter; prefix blocks are shared only between equal ones. 0 is none.
+    pub adapter: u64,
+    /// Whose request it is: the fair policy shares between clients.
+    pub client: u64,
+}
+
+/// What a sequence has of its table, see the fields of [`Sequence`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    pub num_computed: u32,
+    pub num_valid: u32,
+    pub num_public: u32,
 }
 
 /// Where a sequence may find blocks besides the prefix cache.
@@ -56,8 +70,11 @@ pub struct Sequence {
     pub(super) biases: Vec<(TokenId, f32)>,
     pub(super) stop: StopRules,
     pub(super) stop_ids: Vec<TokenId>,
-    pub(super) priority: i32,
-    pub(super) cache_salt: u64,
+    pub(super) key: CacheKey,
+    /// Its blocks are to be pinned when it ends.
+    pub(super) pin: Option<Box<Pinning>>,
+    /// Its place in the queue.
+    pub(super) ticket: Ticket,
     /// Prompt, then output.
     pub(super) tokens: Vec<TokenId>,
     pub(super) num_prompt: u32,
@@ -67,6 +84,8 @@ pub struct Sequence {
     /// Positions whose K and V the table's blocks hold: `num_computed`, or one more where the last known token came with
     /// shared blocks and is computed only for its logits.
     pub(super) num_valid: u32,
+    /// Positions that may be found by prefix: computed before the sequence was to end.
+    pub(super) num_public: u32,
     /// The largest `num_computed` there ever was: what is below it and computed again is recompute.
     pub(super) computed_peak: u32,
     /// Tokens being sampled by the step in flight: planned with, but neither known nor hashed yet.
@@ -87,7 +106,8 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(new: NewSequence, chain: PrefixChain, max_total: u32) -> Self {
+    /// `since` is the step of its arrival.
+    pub(super) fn new(new: NewSequence, chain: PrefixChain, max_total: u32, since: u64) -> Self {
         let mut stop_ids = new.stop.stop_token_ids.clone();
         if !new.stop.ignore_eos {
             stop_ids.extend_from_slice(&new.eos_ids);
@@ -101,13 +121,23 @@ impl Sequence {
             seed: new.seed,
             stop: new.stop,
             stop_ids,
-            priority: new.priority,
-            cache_salt: new.cache_salt,
+            key: CacheKey { salt: new.cache_salt, adapter: new.adapter },
+            pin: None,
+            ticket: Ticket {
+                id: new.id,
+                client: new.client,
+                priority: new.priority,
+                since,
+                cached_tokens: 0,
+                cost: num_prompt,
+                is_resumed: false,
+            },
             tokens: new.prompt,
             num_prompt,
             max_total,
             num_computed: 0,
             num_valid: 0,
+            num_public: 0,
             computed_peak: 0,
             num_pending: 0,
             status: SeqStatus::Waiting,
@@ -196,12 +226,18 @@ impl Sequence {
         self.cached_tokens
     }
 
-    pub fn priority(&self) -> i32 {
-        self.priority
+    /// What its prefix blocks are shared by, besides the tokens.
+    pub fn cache_key(&self) -> CacheKey {
+        self.key
     }
 
-    pub fn cache_salt(&self) -> u64 {
-        self.cache_salt
+    pub fn priority(&self) -> i32 {
+        self.ticket.priority
+    }
+
+    /// Whose request it is.
+    pub fn client(&self) -> u64 {
+        self.ticket.client
     }
 
     pub fn sampling(&self) -> &SamplingParams {
@@ -255,6 +291,7 @@ impl Sequence {
             counts: self.counts.clone(),
             status: SeqStatus::Waiting,
             slot: None,
+            pin: None,
             fork_of: None,
             ..*self
         }
@@ -265,8 +302,7 @@ impl Sequence {
         self.tokens.clone_from(&source.tokens);
         self.chain = source.chain.clone();
         self.counts.clone_from(&source.counts);
-        self.num_computed = source.num_computed;
-        self.num_valid = source.num_valid;
+        self.set_progress(source.progress());
         self.computed_peak = source.computed_peak;
     }
 
@@ -291,10 +327,17 @@ impl Sequence {
         (self.num_tokens() >= self.max_total).then_some(FinishReason::ContextFull)
     }
 
+    pub(super) fn progress(&self) -> Progress {
+        Progress { num_computed: self.num_computed, num_valid: self.num_valid, num_public: self.num_public }
+    }
+
+    pub(super) fn set_progress(&mut self, progress: Progress) {
+        Progress { num_computed: self.num_computed, num_valid: self.num_valid, num_public: self.num_public } = progress;
+    }
+
     /// Back to the state of a request that has not run, tokens kept.
     pub(super) fn reset_progress(&mut self) {
-        self.num_computed = 0;
-        self.num_valid = 0;
+        self.set_progress(Progress::default());
         self.num_pending = 0;
         self.status = SeqStatus::Waiting;
         self.slot = None;
@@ -361,10 +404,12 @@ mod tests {
             seed: 0,
             stop,
             eos_ids: vec![2],
-            priority: 0,
             cache_salt: 0,
+            adapter: 0,
+            priority: 0,
+            client: 0,
         };
-        Sequence::new(new, kv.new_chain(0), 8)
+        Sequence::new(new, kv.new_chain(CacheKey::default()), 8, 0)
     }
 
     #[test]

@@ -26,21 +26,21 @@ fn bound(world: &World, prompt: u32, total: u32, width: u32) -> u32 {
 }
 
 /// True when the search must be refused, whatever the load.
-fn is_impossible(world: &World, new: &NewSequence, width: u32) -> bool {
+fn is_impossible(world: &World, new: &NewSequence, width: u32, room: u32) -> bool {
     let prompt = new.prompt.len() as u32;
     let total = prompt + new.stop.max_tokens.unwrap_or(1);
-    oracle::is_impossible(world, new)
+    oracle::is_impossible(world, new, room * world.kv.block_size)
         || width > world.scheduler.max_num_seqs
-        || bound(world, prompt, total, width) > world.kv.num_blocks - 1
+        || bound(world, prompt, total, width) > room
 }
 
 /// A search at its start, with the room that it has in this world.
-fn start(world: &World, new: &NewSequence, params: &BeamParams) -> BeamSearch {
+fn start(world: &World, new: &NewSequence, params: &BeamParams, room: u32) -> BeamSearch {
     let prompt = new.prompt.len() as u32;
     let (max_new_tokens, at_limit) = match new.stop.max_tokens {
         Some(max) => (max, FinishReason::MaxTokens),
         None => {
-            let fits = |total: &u32| bound(world, prompt, *total, params.width) < world.kv.num_blocks;
+            let fits = |total: &u32| bound(world, prompt, *total, params.width) <= room;
             let longest = (prompt + 1..=world.scheduler.max_model_len).take_while(fits).last();
             (longest.unwrap_or(prompt + 1) - prompt, FinishReason::ContextFull)
         }
@@ -54,9 +54,9 @@ fn ends(new: &NewSequence, num_tokens: u32, token: TokenId) -> Option<FinishReas
 }
 
 /// The whole search without scheduler, cache or pages.
-fn search_alone(world: &World, new: &NewSequence, params: &BeamParams) -> Vec<Hypothesis> {
+fn search_alone(world: &World, new: &NewSequence, params: &BeamParams, room: u32) -> Vec<Hypothesis> {
     let sampling = RowSampling { is_beam: true, ..RowSampling::new(&new.sampling, new.seed) };
-    let mut search = start(world, new, params);
+    let mut search = start(world, new, params, room);
     let mut prompt = UnpagedRun::default();
     new.prompt.iter().for_each(|token| prompt.push(*token));
     let mut runs = vec![prompt];
@@ -87,11 +87,13 @@ impl Run {
         new.id = RequestId(self.clients.len() as u64 + 1);
         new.sampling.logprobs =
             Some(BeamSearch::num_candidates(params.width, 2 + new.stop.stop_token_ids.len() as u32) as u8);
-        let is_impossible = is_impossible(&self.world, &new, params.width);
-        let mut client = Client::new(&self.world, new.clone(), None);
+        let capacity = self.capacity_for(&new);
+        let room = capacity / self.world.kv.block_size;
+        let is_impossible = is_impossible(&self.world, &new, params.width, room);
+        let mut client = Client::new(&self.world, new.clone(), capacity, None);
         client.search = (!is_impossible).then(|| Search {
-            live: start(&self.world, &new, &params),
-            expected: search_alone(&self.world, &new, &params),
+            live: start(&self.world, &new, &params, room),
+            expected: search_alone(&self.world, &new, &params, room),
         });
         self.stats.searches += 1;
         match self.scheduler.add_gang(new.clone(), params.width) {
@@ -107,7 +109,7 @@ impl Run {
         }
         self.clients.push(client);
         for _ in 1..params.width {
-            let mut beam = Client::new(&self.world, new.clone(), None);
+            let mut beam = Client::new(&self.world, new.clone(), capacity, None);
             beam.end = Some(Err(RunError::ShutDown));
             self.clients.push(beam);
         }

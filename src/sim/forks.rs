@@ -1,9 +1,10 @@
 //! Forks in a world: branches of any live request at any moment, and further choices once a prompt is computed.
 
 use super::runner::{Client, Run};
+use super::world::FIRST_PIN;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::RunError;
-use crate::scheduler::{NewFork, NewSequence, QueuePlace, SeqStatus};
+use crate::scheduler::{NewFork, NewSequence, QueuePlace, Scheduler, SeqStatus};
 
 /// Forks of one world at most.
 const MAX_FORKS: u32 = 24;
@@ -14,8 +15,13 @@ impl Run {
         if self.num_forks >= MAX_FORKS || !self.rng.percent(self.world.fork_percent) {
             return Ok(());
         }
-        let live: Vec<RequestId> =
-            self.scheduler.running().chain(self.scheduler.waiting()).map(|seq| seq.id()).collect();
+        let live: Vec<RequestId> = self
+            .scheduler
+            .running()
+            .chain(self.scheduler.waiting())
+            .map(|seq| seq.id())
+            .filter(|id| id.0 < FIRST_PIN)
+            .collect();
         if live.is_empty() {
             return Ok(());
         }
@@ -25,7 +31,7 @@ impl Run {
         let own: Vec<TokenId> = (0..extra).map(|_| self.rng.range(0, self.world.vocab_size - 1)).collect();
         let mut new = self.world.branch(&mut self.rng);
         new.prompt = own;
-        let place = if self.rng.percent(30) { QueuePlace::Front } else { QueuePlace::Back };
+        let place = if self.rng.percent(30) { QueuePlace::WithParent } else { QueuePlace::AsNew };
         self.stats.forks_in_flight += u64::from(in_flight);
         self.stats.forks_of_waiting +=
             u64::from(self.scheduler.get(parent).is_some_and(|seq| seq.status() == SeqStatus::Waiting));
@@ -44,6 +50,9 @@ impl Run {
 
     /// The first token of a request with several choices: the others start from its prompt.
     pub(super) fn fork_choices(&mut self, request: RequestId) -> Result<(), String> {
+        if request.0 >= FIRST_PIN {
+            return Ok(());
+        }
         let client = &self.clients[request.idx() - 1];
         if client.num_choices <= 1 || client.output.len() != 1 {
             return Ok(());
@@ -54,9 +63,9 @@ impl Run {
             self.stats.choices += 1;
             if self.scheduler.get(request).is_some() {
                 new.prompt.clear();
-                self.fork(request, base.prompt.len() as u32, new, QueuePlace::Front)?;
+                self.fork(request, base.prompt.len() as u32, new, QueuePlace::WithParent)?;
             } else {
-                self.submit(new, None)?;
+                self.submit(new, None, Scheduler::add_beside)?;
             }
         }
         Ok(())
@@ -75,8 +84,10 @@ impl Run {
         let source = self.scheduler.get(parent).ok_or("only a live request is forked")?;
         let mut whole = source.tokens()[..keep_tokens as usize].to_vec();
         whole.extend_from_slice(&new.prompt);
-        let whole = NewSequence { prompt: whole, cache_salt: source.cache_salt(), ..new.clone() };
-        let mut client = Client::new(&self.world, whole, None);
+        let key = source.cache_key();
+        let whole = NewSequence { prompt: whole, cache_salt: key.salt, adapter: key.adapter, ..new.clone() };
+        let capacity = self.capacity_for(&whole);
+        let mut client = Client::new(&self.world, whole, capacity, None);
         let is_impossible = client.expected.is_none();
         match self.scheduler.fork(parent, NewFork { keep_tokens, sequence: new, place }) {
             Ok(()) if is_impossible => return Err("a fork that can never fit was taken".into()),

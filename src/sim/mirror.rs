@@ -7,6 +7,7 @@ struct Cell {
     refs: u32,
     filled: u32,
     is_idle: bool,
+    is_pinned: bool,
 }
 
 pub(super) struct Mirror {
@@ -20,7 +21,7 @@ impl Mirror {
 
     pub fn apply(&mut self, event: BlockEvent) {
         match event {
-            BlockEvent::Alloc { block, .. } => self.cells[block.idx()] = Cell { refs: 1, filled: 0, is_idle: false },
+            BlockEvent::Alloc { block, .. } => self.cells[block.idx()] = Cell { refs: 1, ..Cell::default() },
             BlockEvent::Fill { block, filled } => self.cells[block.idx()].filled = filled,
             BlockEvent::Share { block, .. } => {
                 self.cells[block.idx()].refs += 1;
@@ -29,6 +30,8 @@ impl Mirror {
             BlockEvent::Unref { block, .. } => self.cells[block.idx()].refs -= 1,
             BlockEvent::CacheIdle { block } => self.cells[block.idx()].is_idle = true,
             BlockEvent::Evict { block } | BlockEvent::Free { block } => self.cells[block.idx()] = Cell::default(),
+            BlockEvent::Pin { block } => self.cells[block.idx()].is_pinned = true,
+            BlockEvent::Unpin { block } => self.cells[block.idx()].is_pinned = false,
             BlockEvent::Publish { .. } | BlockEvent::Copy { .. } => {}
         }
     }
@@ -37,7 +40,7 @@ impl Mirror {
     pub fn check(&self, kv: &KvCache) -> Result<(), String> {
         for (id, (cell, block)) in self.cells.iter().zip(kv.blocks()).enumerate() {
             let is_idle = block.state == BlockState::CachedIdle;
-            let own = Cell { refs: block.refs, filled: block.filled, is_idle };
+            let own = Cell { refs: block.refs, filled: block.filled, is_idle, is_pinned: block.is_pinned };
             if *cell != own {
                 return Err(format!("events say {cell:?} of block {id}, the cache says {own:?}"));
             }

@@ -12,12 +12,15 @@
 
 mod beams;
 mod forks;
+mod load;
 mod mirror;
 mod oracle;
+mod prefixes;
 mod rng;
 mod runner;
 mod world;
 
+pub use load::{LoadReport, PlanningReport, run_load, run_planning};
 pub use runner::run_world;
 
 use std::ops::AddAssign;
@@ -69,6 +72,14 @@ pub struct WorldStats {
     /// Rows that computed a token for its logits alone: all of its sequence was shared.
     pub logits_only: u64,
     pub partial_hit_tokens: u64,
+    pub waits_for_share: u64,
+    pub pinned: u64,
+    pub pinned_hits: u64,
+    pub unpinned: u64,
+    pub repinned: u64,
+    pub refused_pins: u64,
+    pub evicted_prefixes: u64,
+    pub resets: u64,
 }
 
 /// A world that broke a rule; its seed replays it.
@@ -145,6 +156,14 @@ impl AddAssign for WorldStats {
             failed_copies,
             logits_only,
             partial_hit_tokens,
+            waits_for_share,
+            pinned,
+            pinned_hits,
+            unpinned,
+            repinned,
+            refused_pins,
+            evicted_prefixes,
+            resets,
         } = other;
         self.steps += steps;
         self.tokens += tokens;
@@ -178,5 +197,13 @@ impl AddAssign for WorldStats {
         self.failed_copies += failed_copies;
         self.logits_only += logits_only;
         self.partial_hit_tokens += partial_hit_tokens;
+        self.waits_for_share += waits_for_share;
+        self.pinned += pinned;
+        self.pinned_hits += pinned_hits;
+        self.unpinned += unpinned;
+        self.repinned += repinned;
+        self.refused_pins += refused_pins;
+        self.evicted_prefixes += evicted_prefixes;
+        self.resets += resets;
     }
 }

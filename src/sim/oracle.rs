@@ -13,17 +13,15 @@ pub(super) struct Expected {
     pub reason: FinishReason,
 }
 
-/// True when the request must be refused, whatever the load (a full queue is another matter).
-pub(super) fn is_impossible(world: &World, new: &NewSequence) -> bool {
+/// True when the request must be refused, whatever the load (a full queue is another matter). `capacity` is in tokens.
+pub(super) fn is_impossible(world: &World, new: &NewSequence, capacity: u32) -> bool {
     let prompt = new.prompt.len() as u32;
     let total = prompt + new.stop.max_tokens.unwrap_or(1);
-    let capacity = (world.kv.num_blocks - 1) * world.kv.block_size;
     prompt == 0 || new.stop.max_tokens == Some(0) || total > world.scheduler.max_model_len || total > capacity
 }
 
-/// Runs the request alone.
-pub(super) fn alone(world: &World, new: &NewSequence) -> Expected {
-    let capacity = (world.kv.num_blocks - 1) * world.kv.block_size;
+/// Runs the request alone, on a pool of so many tokens.
+pub(super) fn alone(world: &World, new: &NewSequence, capacity: u32) -> Expected {
     let context = world.scheduler.max_model_len.min(capacity) as usize;
     let sampling = RowSampling::new(&new.sampling, new.seed);
     let mut run = UnpagedRun::default();

@@ -4,15 +4,16 @@ use super::WorldStats;
 use super::beams::Search;
 use super::mirror::Mirror;
 use super::oracle::{self, Expected};
+use super::prefixes::Prefixes;
 use super::rng::Rng;
-use super::world::{StopString, World};
+use super::world::{FIRST_PIN, StopString, World};
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply};
 use crate::executor::{ExecError, Executor};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
-use crate::scheduler::{Ended, NewSequence, PlanInputs, Scheduler, StepPlan};
+use crate::scheduler::{Ended, NewSequence, PlanInputs, Scheduler, StepPlan, WaitReason};
 use std::time::Duration;
 
 /// No world needs as many steps.
@@ -50,9 +51,10 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub fn new(world: &World, new: NewSequence, stop_string: Option<StopString>) -> Self {
+    /// `capacity` is the pool that it may come to use, in tokens.
+    pub fn new(world: &World, new: NewSequence, capacity: u32, stop_string: Option<StopString>) -> Self {
         Client {
-            expected: (!oracle::is_impossible(world, &new)).then(|| oracle::alone(world, &new)),
+            expected: (!oracle::is_impossible(world, &new, capacity)).then(|| oracle::alone(world, &new, capacity)),
             new,
             output: Vec::new(),
             num_choices: 1,
@@ -76,6 +78,7 @@ pub(super) struct Run {
     /// Of the world's requests.
     num_arrived: usize,
     pub num_forks: u32,
+    pub prefixes: Prefixes,
     step: u64,
     num_not_finite: u64,
     pub stats: WorldStats,
@@ -101,6 +104,7 @@ impl Run {
             clients: Vec::new(),
             num_arrived: 0,
             num_forks: 0,
+            prefixes: Prefixes::default(),
             step: 0,
             num_not_finite: 0,
             stats: WorldStats { requests: world.requests.len() as u64, ..WorldStats::default() },
@@ -110,11 +114,12 @@ impl Run {
     }
 
     fn has_work(&self) -> bool {
-        self.scheduler.has_work() || self.num_arrived < self.world.requests.len()
+        self.scheduler.has_work() || self.num_arrived < self.world.requests.len() || self.prefixes.are_left(&self.world)
     }
 
     fn step(&mut self) -> Result<(), String> {
         self.step += 1;
+        self.prefixes.step(self.step, &self.world, &mut self.scheduler, &mut self.rng, &mut self.stats);
         self.arrivals()?;
         self.random_fork(false)?;
         self.random_abort();
@@ -186,7 +191,7 @@ impl Run {
                 self.submit_search(new, params)?;
                 continue;
             }
-            self.submit(new, stop_string)?;
+            self.submit(new, stop_string, Scheduler::add)?;
             if let Some(client) = self.clients.last_mut() {
                 client.num_choices = num_choices;
             }
@@ -194,12 +199,23 @@ impl Run {
         Ok(())
     }
 
+    /// Tokens that a new request may come to have, beside what is pinned.
+    pub fn capacity_for(&self, new: &NewSequence) -> u32 {
+        self.prefixes.room_for(new, &self.world, &self.scheduler) * self.world.kv.block_size
+    }
+
     /// A new client, with the next id.
-    pub fn submit(&mut self, new: NewSequence, stop_string: Option<StopString>) -> Result<(), String> {
+    pub fn submit(
+        &mut self,
+        new: NewSequence,
+        stop_string: Option<StopString>,
+        add: fn(&mut Scheduler, NewSequence) -> Result<(), RunError>,
+    ) -> Result<(), String> {
         let new = NewSequence { id: RequestId(self.clients.len() as u64 + 1), ..new };
-        let mut client = Client::new(&self.world, new.clone(), stop_string);
+        let capacity = self.capacity_for(&new);
+        let mut client = Client::new(&self.world, new.clone(), capacity, stop_string);
         let is_impossible = client.expected.is_none();
-        match self.scheduler.add(new) {
+        match add(&mut self.scheduler, new) {
             Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
             Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
                 return Err(format!("a request that fits was refused: {error}"));
@@ -240,6 +256,9 @@ impl Run {
 
     fn receive(&mut self, request: RequestId, token: TokenId) -> Result<(), String> {
         self.stats.tokens += 1;
+        if request.0 >= FIRST_PIN {
+            return Ok(());
+        }
         let client = &mut self.clients[request.idx() - 1];
         let at = client.output.len();
         client.output.push(token);
@@ -279,6 +298,8 @@ impl Run {
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
         self.stats.logits_only += plan.rows.iter().filter(|row| row.write_from == row.to()).count() as u64;
         self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
+        let is_share = |waits: &(RequestId, WaitReason)| matches!(waits.1, WaitReason::Share { .. });
+        self.stats.waits_for_share += u64::from(plan.waiting.iter().any(is_share));
         let counts = self.scheduler.kv().counts();
         self.stats.evictions += u64::from(counts.evicted_this_step);
         self.stats.shared_blocks += u64::from(counts.shared);
@@ -305,7 +326,11 @@ impl Run {
     }
 
     fn read_ends(&mut self) -> Result<(), String> {
-        for Ended { request, outcome, usage } in self.scheduler.take_ended() {
+        for Ended { request, outcome, usage, .. } in self.scheduler.take_ended() {
+            if request.0 >= FIRST_PIN {
+                self.prefixes.ended(request, &outcome, &mut self.stats)?;
+                continue;
+            }
             let client = &mut self.clients[request.idx() - 1];
             if client.end.is_some() {
                 return Err(format!("request {request} ended twice"));
@@ -336,6 +361,7 @@ impl Run {
 
     /// Invariant 18, and every client was told of its end.
     fn check_end(&mut self) -> Result<(), String> {
+        self.prefixes.check_end(&mut self.scheduler, &mut self.stats)?;
         self.collect_totals();
         self.stats.recomputed_tokens = self.scheduler.totals().recomputed_tokens;
         let counts = self.scheduler.kv().counts();

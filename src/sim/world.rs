@@ -4,7 +4,10 @@ use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
 use crate::protocol::{BeamParams, EarlyStopping, SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, NewSequence, SchedulerConfig, VictimPolicy};
+use crate::scheduler::{CheckLevel, NewPin, NewSequence, QueuePolicy, SchedulerConfig, VictimPolicy};
+
+const POLICIES: [QueuePolicy; 4] =
+    [QueuePolicy::Fcfs, QueuePolicy::Priority, QueuePolicy::LongestPrefix, QueuePolicy::Fair];
 
 /// A world before its first step.
 pub(super) struct World {
@@ -14,10 +17,14 @@ pub(super) struct World {
     pub vocab_size: u32,
     /// In order of arrival.
     pub requests: Vec<Request>,
+    /// Prefixes to be pinned, in order of arrival.
+    pub pins: Vec<Pin>,
     /// Chance in percent per step.
     pub fault_percent: u32,
     pub abort_percent: u32,
     pub fork_percent: u32,
+    /// Chance in percent per step that a prefix is unpinned, evicted, or the cache reset.
+    pub prefix_percent: u32,
     /// The budget of a step is drawn anew each time.
     pub varies_budget: bool,
 }
@@ -31,6 +38,15 @@ pub(super) struct Request {
     /// It is a beam search.
     pub beams: Option<BeamParams>,
 }
+
+/// A prefix to be pinned and when.
+pub(super) struct Pin {
+    pub arrives_at: u64,
+    pub new: NewPin,
+}
+
+/// Ids of pins begin here.
+pub(super) const FIRST_PIN: u64 = 1_000;
 
 /// The client's stop string is complete with this output token.
 #[derive(Clone, Copy)]
@@ -54,6 +70,8 @@ impl World {
             long_prefill_cap: if rng.percent(50) { 1000 } else { rng.range(1, 9) },
             watermark_blocks: if rng.percent(50) { 0 } else { rng.range(1, 3) },
             max_preemptions: if rng.percent(50) { 1000 } else { rng.range(0, 3) },
+            queue_policy: POLICIES[rng.range(0, 3) as usize],
+            aging_steps: if rng.percent(50) { 256 } else { rng.range(1, 20) },
             victim: [VictimPolicy::LastIn, VictimPolicy::LeastComputed, VictimPolicy::Priority]
                 [rng.range(0, 2) as usize],
             check: CheckLevel::Full,
@@ -65,10 +83,12 @@ impl World {
             scheduler,
             vocab_size: rng.range(6, 60),
             requests: Vec::new(),
+            pins: Vec::new(),
             fault_percent: if rng.percent(50) { 0 } else { rng.range(1, 12) },
             abort_percent: if rng.percent(50) { 0 } else { rng.range(1, 8) },
             fork_percent: if rng.percent(60) { 0 } else { rng.range(1, 12) },
             varies_budget: rng.percent(40),
+            prefix_percent: 0,
         };
         let prefixes: Vec<Vec<TokenId>> = (0..3).map(|_| world.prefix(rng)).collect();
         let mut arrives_at = 0;
@@ -81,7 +101,30 @@ impl World {
             let beams = rng.percent(15).then(|| beams(rng));
             world.requests.push(Request { arrives_at, new, num_choices, stop_string, beams });
         }
+        // Drawn last, so that worlds without pins are as they were.
+        if rng.percent(40) {
+            world.prefix_percent = rng.range(0, 15);
+            for id in 0..u64::from(rng.range(1, 4)) {
+                let arrives_at = u64::from(rng.range(0, 30));
+                world.pins.push(Pin { arrives_at, new: world.pin(RequestId(FIRST_PIN + id), &prefixes, rng) });
+            }
+            world.pins.sort_by_key(|pin| pin.arrives_at);
+        }
         world
+    }
+
+    fn pin(&self, id: RequestId, prefixes: &[Vec<TokenId>], rng: &mut Rng) -> NewPin {
+        let mut tokens = prefixes[rng.range(0, 2) as usize].clone();
+        tokens.extend((0..rng.range(0, self.kv.block_size)).map(|_| rng.range(0, self.vocab_size - 1)));
+        let cache_salt = if rng.percent(80) { 0 } else { 7 };
+        NewPin {
+            id,
+            name: Some(format!("pin {id}")),
+            tokens,
+            cache_salt,
+            adapter: 0,
+            client: u64::from(rng.range(0, 3)),
+        }
     }
 
     /// At a block boundary, or one beside it, half of the time.
@@ -119,8 +162,10 @@ impl World {
                 ignore_eos: rng.percent(50),
             },
             eos_ids: vec![1],
-            priority: if rng.percent(50) { 0 } else { rng.range(0, 6) as i32 - 3 },
             cache_salt: if rng.percent(80) { 0 } else { 7 },
+            adapter: if rng.percent(90) { 0 } else { 7 },
+            priority: rng.range(0, 4) as i32 - 2,
+            client: u64::from(rng.range(0, 3)),
         }
     }
 

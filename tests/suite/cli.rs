@@ -101,6 +101,7 @@ fn exit_codes_tell_what_went_wrong() {
         (2, &["no-such-flag", "--no-such-flag"]),
         (2, &["generate", "hi", "--no-such-flag"]),
         (2, &["generate", "hi", "--model", &llama, "--max-tokens", "many"]),
+        (2, &["generate", "hi", "--model", &llama, "-n", "3", "--best-of", "2"]),
         (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &missing, "--out", "never-written"]),
@@ -312,6 +313,37 @@ fn generate_reports_tokens_usage_and_timings() {
     }
     let ids = &json_lines(&["tokenize", "--json", "--model", &model, "--text", "Hello"])[0]["ids"];
     assert_eq!(lines[0]["prompt_tokens"].as_u64(), ids.as_array().map(|ids| ids.len() as u64));
+}
+
+#[test]
+fn choices_are_what_their_seeds_give_alone_and_the_best_are_among_them() {
+    if !has_adapter() {
+        return;
+    }
+    let model = fixture("tiny/llama");
+    let run = |extra: &[&str]| {
+        let args = ["generate", "Hello there, how", "--model", &model, "--json", "--temperature", "1", "--ignore-eos"];
+        json_lines(&[&args[..], &["--max-tokens", "9", "--logprobs", "1", "--block-size", "8"], extra].concat())
+            .remove(0)
+    };
+    let several = run(&["-n", "3", "--seed", "5"]);
+    for choice in 0..3u64 {
+        let seed = 5u64.wrapping_add(choice.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_string();
+        let (of_several, alone) = (&several["outputs"][choice as usize], &run(&["--seed", &seed])["outputs"][0]);
+        for field in ["text", "token_ids", "finish_reason", "logprobs"] {
+            assert_eq!(of_several[field], alone[field], "{field} of choice {choice}");
+        }
+    }
+    assert_ne!(several["outputs"][0]["token_ids"], several["outputs"][1]["token_ids"]);
+    assert_eq!((&several["usage"]["completion_tokens"], &several["outputs"][2]["index"]), (&json!(27), &json!(2)));
+    let best = run(&["-n", "1", "--best-of", "3", "--seed", "5"]);
+    let sum = |output: &serde_json::Value| -> f64 {
+        output["logprobs"].as_array().expect("logprobs").iter().filter_map(|row| row["logprob"].as_f64()).sum()
+    };
+    let all = several["outputs"].as_array().expect("outputs");
+    let likeliest = all.iter().max_by(|a, b| sum(a).total_cmp(&sum(b))).expect("three outputs");
+    assert_eq!(best["outputs"][0]["token_ids"], likeliest["token_ids"]);
+    assert_eq!(best["outputs"].as_array().map(Vec::len), Some(1));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Logits and greedy continuations against references that transformers made. See the fixtures' README for tolerances.
 
+mod forks;
+
 use std::path::{Path, PathBuf};
 
 use kvasir::engine::logits::{LogitsPlan, all_logits};
@@ -7,6 +9,7 @@ use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
+use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
 use safetensors::SafeTensors;
 
@@ -20,8 +23,21 @@ const DEFAULT: f32 = 4e-2;
 const DEFAULT_KL: f64 = 2e-3;
 
 /// Folders under `tiny/` of the families that load.
-const FAMILIES: [&str; 7] =
-    ["llama", "llama_tied_llama3rope", "llama_yarn", "llama_linear_bias", "mistral_swa", "qwen2_sharded", "qwen3_bf16"];
+const FAMILIES: [&str; 13] = [
+    "llama",
+    "llama_tied_llama3rope",
+    "llama_yarn",
+    "llama_linear_bias",
+    "mistral_swa",
+    "qwen2_sharded",
+    "qwen3_bf16",
+    "gemma3_text",
+    "phi3_f16",
+    "gpt2",
+    "gpt_neox",
+    "stablelm",
+    "starcoder2",
+];
 /// Folders under `gguf/` of the types that load on the GPU.
 const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
@@ -242,6 +258,9 @@ fn logits_are_the_same_bits_however_the_work_is_cut() {
                 let got = logits(&mut executor, &prompts, plan);
                 assert!(got == want, "{} {mode:?} {plan:?} changed bits", case.name);
             }
+            executor.set_attention(Take::Always, Take::Always);
+            let got = logits(&mut executor, &prompts, LogitsPlan { chunk: Some(7), is_batched: true, ..WHOLE });
+            assert!(got == want, "{} {mode:?}: attention in pieces changed bits", case.name);
             for block_size in [8, 32] {
                 let mut executor = open_case(&case, Mode { block_size, ..mode }).expect("opened before");
                 let got = logits(&mut executor, &prompts, LogitsPlan { is_batched: true, ..WHOLE });

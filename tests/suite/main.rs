@@ -10,6 +10,7 @@ mod layers;
 mod malformed;
 mod models;
 mod noop_device;
+mod queue_sim;
 mod sampling;
 mod shaders;
 mod sim;

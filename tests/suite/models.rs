@@ -11,6 +11,7 @@ use kvasir::model::{Model, ModelError, ModelFormat};
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+const OTHER_FAMILIES: [&str; 7] = ["gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "stablelm", "starcoder2"];
 
 fn tiny() -> PathBuf {
     fixtures().join("tiny")
@@ -20,10 +21,21 @@ fn open(path: &Path) -> Model {
     Model::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Tiny checkpoints of the supported families.
+/// Tiny checkpoints of the families whose configs are a llama's.
 fn supported_folders() -> Vec<PathBuf> {
     let mut found = folders(&tiny());
     found.retain(|f| FAMILIES.contains(&read_json(&f.join("config.json"))["model_type"].as_str().expect("a name")));
+    found
+}
+
+/// Tiny checkpoints of all families that load.
+fn loadable_folders() -> Vec<PathBuf> {
+    let mut found = folders(&tiny());
+    found.retain(|f| {
+        let config = read_json(&f.join("config.json"));
+        let name = config["model_type"].as_str().expect("a name");
+        FAMILIES.contains(&name) || OTHER_FAMILIES.contains(&name)
+    });
     found
 }
 
@@ -84,10 +96,26 @@ fn every_tiny_checkpoint_opens_with_the_numbers_of_its_config() {
 
 #[test]
 fn old_and_new_config_styles_give_the_same_spec() {
-    for folder in supported_folders() {
+    let folders = loadable_folders();
+    assert!(folders.len() >= 5, "{folders:?}");
+    for folder in folders {
         let legacy = std::fs::read_to_string(folder.join("config.legacy.json")).expect("readable");
         let copy = with_config(&folder, &legacy);
         assert_eq!(open(copy.path()).spec(), open(&folder).spec(), "{}", folder.display());
+    }
+}
+
+#[test]
+fn fused_transposed_and_shifted_tensors_become_the_roles_they_hold() {
+    for folder in loadable_folders() {
+        let model = open(&folder);
+        for role in model.spec().roles() {
+            let view = model.weight(role).expect("legal").expect("a role of the spec");
+            assert_eq!(Some(view.shape.clone()), role.shape(model.spec()), "{} {role:?}", folder.display());
+            assert_eq!(Some(view.bytes.len() as u64), view.dtype.bytes(view.shape.iter().product()));
+            let values = view.to_f32().expect("whole blocks");
+            assert!(values.iter().all(|v| v.is_finite()), "{} {role:?}", folder.display());
+        }
     }
 }
 
@@ -216,7 +244,7 @@ fn every_gguf_opens_with_the_same_facts_whatever_its_type() {
         let on_gpu = view.dtype.is_supported_on_gpu();
         assert_eq!(model.unsupported_on_gpu().is_ok(), on_gpu);
         let mut weights = vec![0.0; 256 * 256];
-        dequantize(view.dtype, view.bytes, &mut weights).expect("whole blocks");
+        dequantize(view.dtype, &view.bytes, &mut weights).expect("whole blocks");
         assert!(weights.iter().all(|w| w.abs() < 1.0), "{}", view.name);
         labels.push(model.info().quant.clone());
     }

@@ -2,7 +2,7 @@
 
 use kvasir::gpu::{BufferUse, Defines, Gpu, GpuBackend, GpuRequest, Recording, Replayer, Uploader};
 use kvasir::kernels::matmul::{Matmul, Output};
-use kvasir::kernels::norm::Norm;
+use kvasir::kernels::norm::{Kind, Norm, Target};
 use kvasir::kernels::{
     Activations, Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, RowCount, RowOutput, upload_vector,
 };
@@ -49,7 +49,9 @@ fn a_norm_and_a_product_are_recorded_as_one_pass() {
     };
     assert_eq!(ctx.class, Class::Floor, "a floor request uses no subgroups");
     let out = RowOutput::I8(&rows);
-    let norm = Norm::new(&mut ctx, "norm", &x.whole(), &gain.whole(), out, (60, 1e-5), RowCount::Tokens).unwrap();
+    let (x, gain) = (x.whole(), gain.whole());
+    let (kind, target) = (Kind::Rms { gain: &gain }, Target::Row(out));
+    let norm = Norm::new(&mut ctx, "norm", &x, kind, target, (60, 1e-5), RowCount::Tokens).unwrap();
     let y_whole = y.whole();
     let output = Output { slice: &y_whole, stride: 100, offset: 0, accumulate: false };
     let x = Activations::I8(&rows);

@@ -8,7 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, copy_blocks, embed, matmul, norm, quantise, rope_kv_write, sample, step_meta, swiglu, variants,
+    attention, attention_work, copy_blocks, embed, logit_cap, matmul, mlp, norm, quantise, rope_kv_write, sample,
+    step_meta, variants,
 };
 
 struct Variant {
@@ -126,12 +127,13 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
         ("sample", logits()),
         ("copy_blocks", mirror!(copy_blocks::Params: words)),
-        ("embed", mirror!(embed::Params: first_row num_rows stride)),
+        ("embed", mirror!(embed::Params: first_row num_rows stride scale)),
         ("matmul_f32", product()),
         ("matmul_i8", product()),
-        ("norm", mirror!(norm::Params: k stride eps)),
+        ("norm", mirror!(norm::Params: k stride eps scale)),
         ("quantise", mirror!(quantise::Params: stride)),
-        ("swiglu", mirror!(swiglu::Params: k x_stride up_offset y_stride)),
+        ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride)),
+        ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])
 }
 
@@ -176,6 +178,12 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         ("fn penalty(idx: u32) -> vec2<u32> { let at = step_meta[", header::PENALTIES),
         ("fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[", header::BIAS_START),
         ("fn bias(idx: u32) -> vec2<u32> { let at = step_meta[", header::BIASES),
+        ("fn num_single_items() -> u32 { return step_meta[", header::NUM_SINGLE_ITEMS),
+        ("fn num_items() -> u32 { return step_meta[", header::NUM_ITEMS),
+        ("fn num_merges() -> u32 { return step_meta[", header::NUM_MERGES),
+        ("fn item_word(item: u32, word: u32) -> u32 { return step_meta[step_meta[", header::ITEMS),
+        ("fn work_token(idx: u32) -> vec2<u32> { let at = step_meta[", header::WORK_TOKENS),
+        ("fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[", header::MERGES),
         ("fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[", header::SLOT_OF_ROW),
         ("fn num_copies() -> u32 { return step_meta[", header::NUM_COPIES),
         ("fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[", header::COPIES),
@@ -183,4 +191,5 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         assert!(text.contains(&format!("{call}{word}]")), "{call}{word}]");
     }
     assert!(text.contains(&format!("SAMPLING_WORDS: u32 = {}u", step_meta::SAMPLING_WORDS)));
+    assert!(text.contains(&format!("ITEM_WORDS: u32 = {}u", attention_work::ITEM_WORDS)));
 }

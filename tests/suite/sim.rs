@@ -2,6 +2,8 @@
 //!
 //! `SEED=n cargo test --release sim` replays one world, `SIM_WORLDS=n` runs so many.
 
+mod forks;
+
 use kvasir::batch::{RowSampling, StepBatch};
 use kvasir::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, UnpagedRun};
 use kvasir::executor::{ExecError, Executor};
@@ -9,7 +11,8 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, QueuePolicy, RowKind, Scheduler, SchedulerConfig, StepPlan,
+    VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
@@ -67,7 +70,16 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("choices", stats.choices),
         ("copied blocks", stats.copied_blocks),
         ("failed steps that copy", stats.failed_copies),
+        ("tokens found in part of a block", stats.partial_hit_tokens),
         ("tokens computed for their logits alone", stats.logits_only),
+        ("requests that another client's went before", stats.waits_for_share),
+        ("pinned prefixes", stats.pinned),
+        ("hits on pinned prefixes", stats.pinned_hits),
+        ("unpinned prefixes", stats.unpinned),
+        ("pins computed again", stats.repinned),
+        ("refused pins", stats.refused_pins),
+        ("evicted prefixes", stats.evicted_prefixes),
+        ("resets", stats.resets),
     ];
     for (what, count) in counted {
         assert!(count > 0 || worlds < 1_000, "{worlds} worlds had no {what}");
@@ -77,16 +89,16 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
 const VOCAB: u32 = 1 << 20;
 
 /// Scheduler, fake executor and what each client has received.
-struct Engine {
-    scheduler: Scheduler,
-    executor: PagedFake,
-    batch: StepBatch,
-    step: u64,
-    output: BTreeMap<u64, Vec<TokenId>>,
-    ended: BTreeMap<u64, Ended>,
+pub(crate) struct Engine {
+    pub scheduler: Scheduler,
+    pub executor: PagedFake,
+    pub batch: StepBatch,
+    pub step: u64,
+    pub output: BTreeMap<u64, Vec<TokenId>>,
+    pub ended: BTreeMap<u64, Ended>,
 }
 
-fn limits(max_num_seqs: u32) -> SchedulerConfig {
+pub(crate) fn limits(max_num_seqs: u32) -> SchedulerConfig {
     SchedulerConfig {
         max_num_seqs,
         max_tokens_per_step: 64,
@@ -95,18 +107,35 @@ fn limits(max_num_seqs: u32) -> SchedulerConfig {
         long_prefill_cap: 64,
         watermark_blocks: 0,
         max_preemptions: 1_000,
+        queue_policy: QueuePolicy::Fcfs,
+        aging_steps: 256,
         victim: VictimPolicy::LastIn,
         check: CheckLevel::Full,
     }
 }
 
-fn pool(num_usable: u32) -> KvCache {
+pub(crate) fn pool(num_usable: u32) -> KvCache {
     KvCache::new(KvConfig { num_blocks: num_usable + 1, block_size: 4, enable_prefix_cache: true })
+}
+
+fn request(id: u64, prompt: &[TokenId], stop: StopRules) -> NewSequence {
+    NewSequence {
+        id: RequestId(id),
+        prompt: prompt.to_vec(),
+        sampling: SamplingParams::greedy(),
+        seed: 0,
+        stop,
+        eos_ids: Vec::new(),
+        cache_salt: 0,
+        adapter: 0,
+        priority: 0,
+        client: 0,
+    }
 }
 
 impl Engine {
     /// Blocks of 4 tokens; the null block comes on top of `num_usable`.
-    fn new(num_usable: u32, config: SchedulerConfig) -> Self {
+    pub fn new(num_usable: u32, config: SchedulerConfig) -> Self {
         let executor = PagedFake::new(FakeConfig {
             num_blocks: num_usable + 1,
             block_size: 4,
@@ -126,31 +155,34 @@ impl Engine {
         }
     }
 
-    fn try_add(&mut self, id: u64, prompt: &[TokenId], stop: StopRules) -> Result<(), RunError> {
-        self.scheduler.add(NewSequence {
-            id: RequestId(id),
-            prompt: prompt.to_vec(),
-            sampling: SamplingParams::greedy(),
-            seed: 0,
-            stop,
-            eos_ids: Vec::new(),
-            priority: 0,
-            cache_salt: 0,
-        })
+    pub fn try_add(&mut self, id: u64, prompt: &[TokenId], stop: StopRules) -> Result<(), RunError> {
+        self.scheduler.add(request(id, prompt, stop))
     }
 
-    fn add(&mut self, id: u64, prompt: &[TokenId], max_tokens: u32) {
+    /// A request of this client and priority.
+    pub fn add_for(&mut self, client: u64, priority: i32, id: u64, prompt: &[TokenId], max_tokens: u32) {
+        let new = NewSequence { client, priority, ..request(id, prompt, StopRules::max_tokens(max_tokens)) };
+        self.scheduler.add(new).expect("it fits");
+    }
+
+    /// A request of this salt and adapter.
+    pub fn add_keyed(&mut self, id: u64, cache_salt: u64, adapter: u64, prompt: &[TokenId], max_tokens: u32) {
+        let new = NewSequence { cache_salt, adapter, ..request(id, prompt, StopRules::max_tokens(max_tokens)) };
+        self.scheduler.add(new).expect("it fits");
+    }
+
+    pub fn add(&mut self, id: u64, prompt: &[TokenId], max_tokens: u32) {
         self.try_add(id, prompt, StopRules::max_tokens(max_tokens)).expect("it fits");
     }
 
-    fn plan(&mut self) -> StepPlan {
+    pub fn plan(&mut self) -> StepPlan {
         self.step += 1;
         let plan = self.scheduler.plan_step(PlanInputs { step: self.step, max_tokens: 64, max_prefill_tokens: 64 });
         self.batch.build(&plan, &self.scheduler);
         plan
     }
 
-    fn finish_step(&mut self, plan: &StepPlan) {
+    pub fn finish_step(&mut self, plan: &StepPlan) {
         let handle = self.executor.launch(&self.batch).expect("a valid batch");
         let output = self.executor.wait(handle).expect("no fault was injected");
         let committed = self.scheduler.commit(plan, &output.tokens, &output.not_finite);
@@ -160,7 +192,7 @@ impl Engine {
         self.read_ends();
     }
 
-    fn step(&mut self) -> StepPlan {
+    pub fn step(&mut self) -> StepPlan {
         let plan = self.plan();
         self.finish_step(&plan);
         plan
@@ -172,11 +204,11 @@ impl Engine {
         }
     }
 
-    fn run_to_end(&mut self) {
+    pub fn run_to_end(&mut self) {
         for _ in 0..10_000 {
             if !self.scheduler.has_work() {
                 let counts = self.scheduler.kv().counts();
-                assert_eq!(counts.free + counts.cached_idle, counts.total, "blocks are lost");
+                assert_eq!(counts.free + counts.cached_idle + counts.pinned, counts.total, "blocks are lost");
                 return;
             }
             self.step();
@@ -184,12 +216,12 @@ impl Engine {
         panic!("work is left");
     }
 
-    fn reason(&self, id: u64) -> &FinishReason {
+    pub fn reason(&self, id: u64) -> &FinishReason {
         self.ended[&id].outcome.as_ref().expect("it ended well")
     }
 }
 
-fn alone(prompt: &[TokenId], num_output: usize) -> Vec<TokenId> {
+pub(crate) fn alone(prompt: &[TokenId], num_output: usize) -> Vec<TokenId> {
     let sampling = RowSampling::new(&SamplingParams::greedy(), 0);
     let mut run = UnpagedRun::default();
     prompt.iter().for_each(|token| run.push(*token));
@@ -201,7 +233,7 @@ fn alone(prompt: &[TokenId], num_output: usize) -> Vec<TokenId> {
     output
 }
 
-fn prompt(len: u32, tag: u32) -> Vec<TokenId> {
+pub(crate) fn prompt(len: u32, tag: u32) -> Vec<TokenId> {
     (0..len).map(|i| i * 7 + tag * 1000).collect()
 }
 
@@ -268,7 +300,7 @@ fn tokens_after_a_stop_never_enter_the_cache() {
     assert_eq!(engine.output[&1], output, "the token sampled after the stop is dropped");
     engine.add(2, &[tokens, output, prompt(3, 9)].concat(), 1);
     engine.run_to_end();
-    assert_eq!(engine.ended[&2].usage.cached_tokens, 4, "the block that was full after the stop is not found");
+    assert_eq!(engine.ended[&2].usage.cached_tokens, 7, "what was computed after the stop is not found");
 }
 
 #[test]
@@ -522,32 +554,6 @@ fn a_request_is_preempted_at_most_so_often() {
 }
 
 #[test]
-fn a_long_prompt_leaves_those_who_decode_their_token_in_every_step() {
-    let config = SchedulerConfig { long_prefill_cap: 16, max_tokens_per_step: 24, ..limits(4) };
-    let mut engine = Engine::new(100, config);
-    engine.add(1, &prompt(4, 1), 30);
-    engine.step();
-    engine.add(2, &prompt(200, 2), 2);
-    let mut num_mixed = 0;
-    while engine.scheduler.get(RequestId(1)).is_some() {
-        engine.step += 1;
-        let inputs = PlanInputs { step: engine.step, max_tokens: 24, max_prefill_tokens: 10 };
-        let plan = engine.scheduler.plan_step(inputs);
-        engine.batch.build(&plan, &engine.scheduler);
-        let row = plan.rows.iter().find(|row| row.request == RequestId(1)).expect("it gets its token");
-        assert_eq!((row.kind, row.wants_logits), (RowKind::Decode, true));
-        if let Some(row) = plan.rows.iter().find(|row| row.request == RequestId(2) && row.num_tokens > 1) {
-            assert!(row.num_tokens <= 10);
-            num_mixed += 1;
-        }
-        engine.finish_step(&plan);
-    }
-    assert!(num_mixed >= 20, "{num_mixed}");
-    engine.run_to_end();
-    assert_eq!(engine.output[&2], alone(&prompt(200, 2), 2));
-}
-
-#[test]
 fn admissions_keep_the_watermark_free_while_anybody_runs() {
     let mut engine = Engine::new(8, SchedulerConfig { watermark_blocks: 3, ..limits(4) });
     engine.add(1, &prompt(14, 1), 2);
@@ -572,18 +578,4 @@ fn a_slot_stays_with_its_request() {
             assert_eq!(*slots.entry(row.request).or_insert(row.slot), row.slot);
         }
     }
-}
-
-#[test]
-fn the_queue_is_bounded_and_its_reasons_too() {
-    let mut engine = Engine::new(40, SchedulerConfig { max_waiting: 100, ..limits(1) });
-    for id in 1..=100 {
-        engine.add(id, &prompt(3, id as u32), 2);
-    }
-    let refused = engine.try_add(101, &prompt(3, 0), StopRules::max_tokens(1));
-    assert_eq!(refused, Err(RunError::QueueFull { limit: 100 }));
-    let plan = engine.step();
-    assert_eq!((plan.num_waiting, plan.waiting.len()), (99, kvasir::scheduler::MAX_REASONS));
-    assert_eq!(plan.waiting[0].1, WaitReason::Slots { max_num_seqs: 1 });
-    assert_eq!(plan.waiting[5].1, WaitReason::Behind { position: 5 });
 }

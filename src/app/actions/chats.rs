@@ -96,6 +96,7 @@ pub fn branch(core: &mut AppCore, chat: ChatId, until: MessageId) {
         message.parent = message.parent.and_then(|p| new_of_old.get(&p).copied());
         core.add_message(copy, message);
     }
+    core.state.branch_of.insert(copy, chat);
     rename(core, copy, &title);
     open(core, copy);
 }
@@ -130,4 +131,5 @@ pub fn give_hue(core: &mut AppCore, chat: ChatId) {
     }
     core.state.owners.open(chat.0);
     core.hue_order.push_back(chat);
+    super::panes::remember_hues(core);
 }

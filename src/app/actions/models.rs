@@ -2,10 +2,14 @@
 
 use crate::app::logic::AppCore;
 use crate::app::models::Picked;
+use crate::app::state::EngineChoices;
 use crate::engine::options::ModelSource;
+use crate::telemetry::{QueuePolicy, VictimPolicy};
 use std::path::PathBuf;
 
 const KEY_MODEL: &str = "model";
+const KEY_QUEUE: &str = "scheduling_policy";
+const KEY_VICTIM: &str = "victim_policy";
 /// How the built-in default model is written in the settings.
 const DEFAULT_WORD: &str = "default";
 /// The user unloaded the model.
@@ -24,6 +28,52 @@ pub fn load(core: &mut AppCore, source: ModelSource) {
 pub fn unload(core: &mut AppCore) {
     core.engine.unload();
     core.put_setting(KEY_MODEL, NONE_WORD.into());
+}
+
+/// Takes the policies of the last start.
+pub fn restore_choices(core: &mut AppCore) {
+    core.state.choices = EngineChoices {
+        queue: core.setting(KEY_QUEUE).and_then(|word| policy(word, &QUEUE_POLICIES)),
+        victim: core.setting(KEY_VICTIM).and_then(|word| policy(word, &VICTIM_POLICIES)),
+    };
+}
+
+/// Keeps the policies for the next load and the next start.
+pub fn set_choices(core: &mut AppCore, choices: EngineChoices) {
+    core.state.choices = choices;
+    core.put_setting(KEY_QUEUE, choices.queue.map_or(String::new(), |p| word(p, &QUEUE_POLICIES)));
+    core.put_setting(KEY_VICTIM, choices.victim.map_or(String::new(), |p| word(p, &VICTIM_POLICIES)));
+}
+
+/// Every policy with the word that the settings use.
+pub const QUEUE_POLICIES: [(&str, QueuePolicy); 4] = [
+    ("fair", QueuePolicy::Fair),
+    ("fcfs", QueuePolicy::Fcfs),
+    ("priority", QueuePolicy::Priority),
+    ("longest-prefix", QueuePolicy::LongestPrefix),
+];
+pub const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
+    ("last-in", VictimPolicy::LastIn),
+    ("least-computed", VictimPolicy::LeastComputed),
+    ("priority", VictimPolicy::Priority),
+];
+
+fn policy<T: Copy>(word: &str, all: &[(&str, T)]) -> Option<T> {
+    all.iter().find(|(w, _)| *w == word).map(|(_, p)| *p)
+}
+
+fn word<T: Copy + PartialEq>(policy: T, all: &[(&str, T)]) -> String {
+    all.iter().find(|(_, p)| *p == policy).map_or("", |(w, _)| w).to_owned()
+}
+
+/// Loads the present model again. What runs is ended by the engine with a message.
+pub fn reload(core: &mut AppCore) {
+    let source = match core.setting(KEY_MODEL) {
+        Some(DEFAULT_WORD) | None => ModelSource::Default,
+        Some(NONE_WORD) => return,
+        Some(path) => ModelSource::Path(PathBuf::from(path)),
+    };
+    load(core, source);
 }
 
 /// A model was loaded: the next start loads it again.

@@ -3,11 +3,13 @@
 use crate::app::chat::{ChatId, RunSettings};
 use crate::app::logic::AppCore;
 use crate::app::state::{AppState, FocusRequest, MAX_PANES, PaletteState, ThemeChoice, Workspace};
+use crate::app::theme::OwnerHue;
 
 const KEY_PANES: &str = "panes";
 const KEY_LIST: &str = "session_list";
 const KEY_DOCK: &str = "dock";
 const KEY_THEME: &str = "theme";
+const KEY_HUES: &str = "hues";
 
 /// Puts the layout of the last start in place; without one, an empty chat.
 pub fn restore(core: &mut AppCore) {
@@ -25,6 +27,7 @@ pub fn restore(core: &mut AppCore) {
         let first = core.new_chat(RunSettings::balanced());
         core.state.panes.chats.push(first);
     }
+    restore_hues(core);
     for chat in core.state.panes.chats.clone() {
         super::chats::load_messages(core, chat);
         super::chats::give_hue(core, chat);
@@ -35,6 +38,28 @@ pub fn restore(core: &mut AppCore) {
         core.state.theme = theme;
     }
     remember(core);
+}
+
+/// Chats keep their hues over starts.
+fn restore_hues(core: &mut AppCore) {
+    let kept = core.setting(KEY_HUES).unwrap_or("").to_owned();
+    for (chat, hue) in kept.split(',').filter_map(|entry| entry.split_once(':')) {
+        let (Ok(chat), Ok(hue)) = (chat.parse().map(ChatId), hue.parse()) else { continue };
+        if core.state.chats.contains_key(&chat) && !core.hue_order.contains(&chat) {
+            core.state.owners.reopen(chat.0, hue);
+            core.hue_order.push_back(chat);
+        }
+    }
+}
+
+/// Keeps who has which hue for the next start.
+pub fn remember_hues(core: &mut AppCore) {
+    let hue = |chat: &ChatId| match core.state.owners.hue(chat.0) {
+        OwnerHue::Chat(hue) => Some(format!("{}:{hue}", chat.0)),
+        OwnerHue::Neutral(_) => None,
+    };
+    let kept: Vec<String> = core.hue_order.iter().filter_map(hue).collect();
+    core.put_setting(KEY_HUES, kept.join(","));
 }
 
 /// Keeps which chats are side by side for the next start.

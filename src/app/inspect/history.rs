@@ -5,7 +5,7 @@
 //! remembered and never bridged: the map of a step is exact or absent.
 
 use super::map::BlockMap;
-use crate::telemetry::{BlockDelta, RowKind, SeqStep, StepRecord};
+use crate::telemetry::{BlockDelta, PreemptMode, Preemption, RowKind, SeqStep, StepRecord};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -21,6 +21,11 @@ pub struct Entry {
     /// Computed tokens up to and with this step.
     pub cum_tokens: u64,
     pub cum_preempted: u64,
+    /// Of those: the tokens to compute again, and the preemptions whose blocks went to host memory.
+    pub cum_recomputed: u64,
+    pub cum_swaps: u64,
+    /// Blocks copied on write up to and with this step.
+    pub cum_copies: u64,
     /// Largest number of used blocks up to and with this step.
     pub peak_used: u32,
     /// Median time between tokens over the rows that decoded in this step; 0 if none did.
@@ -63,11 +68,17 @@ impl History {
             return;
         }
         let sampled = record.rows.iter().filter(|r| r.sampled.is_some()).count() as u64;
+        let lost: u64 = record.preempted.iter().map(|p| u64::from(p.lost_tokens)).sum();
+        let swaps = record.preempted.iter().filter(|p| p.mode == PreemptMode::Swap).count() as u64;
+        let copies = record.deltas.iter().filter(|d| matches!(d, BlockDelta::Copy { .. })).count() as u64;
         let gap_before = last.map_or(0, |e| record.step - e.record.step - 1);
         let entry = Entry {
             cum_sampled: last.map_or(0, |e| e.cum_sampled) + sampled,
             cum_tokens: last.map_or(0, |e| e.cum_tokens) + u64::from(record.num_tokens()),
             cum_preempted: last.map_or(0, |e| e.cum_preempted) + record.preempted.len() as u64,
+            cum_recomputed: last.map_or(0, |e| e.cum_recomputed) + lost,
+            cum_swaps: last.map_or(0, |e| e.cum_swaps) + swaps,
+            cum_copies: last.map_or(0, |e| e.cum_copies) + copies,
             peak_used: last.map_or(0, |e| e.peak_used).max(record.kv.used),
             itl_us,
             gap_before,
@@ -166,6 +177,25 @@ impl History {
 
     pub fn at(&self, step: u64) -> Option<&Entry> {
         self.get(self.idx_at(step)?)
+    }
+
+    /// The last `max` preemptions up to and with `step`, newest first: step, number within it, preemption.
+    pub fn preemptions_before(&self, step: u64, max: usize) -> Vec<(u64, usize, &Preemption)> {
+        let mut found = Vec::new();
+        let mut end = self.entries.partition_point(|e| e.record.step <= step);
+        while let Some(total) = end.checked_sub(1).and_then(|i| self.entries.get(i)).map(|e| e.cum_preempted) {
+            // The first entry with this total is the one that preempted; before it lie only smaller totals.
+            let at = self.entries.partition_point(|e| e.cum_preempted < total);
+            let Some(entry) = self.entries.get(at).filter(|e| !e.record.preempted.is_empty()) else { break };
+            let preempted = entry.record.preempted.iter().enumerate().rev();
+            found.extend(preempted.map(|(nth, p)| (entry.record.step, nth, p)));
+            if found.len() >= max {
+                break;
+            }
+            end = at;
+        }
+        found.truncate(max);
+        found
     }
 
     /// Entries `from..to`, clamped.
@@ -274,6 +304,37 @@ mod tests {
         assert!(history.map_at(10).is_none());
         assert_eq!(history.at(11).map(|e| e.gap_before), Some(0));
         assert_eq!(history.at(10).map(|e| e.gap_before), Some(6));
+    }
+
+    #[test]
+    fn preemptions_are_found_without_reading_every_step() {
+        let mut history = History::new(1 << 20);
+        for step in 1..200u64 {
+            let victims = match step {
+                50 | 170 => 2,
+                90 => 1,
+                _ => 0,
+            };
+            let preempted = (0..victims)
+                .map(|v| Preemption {
+                    victim: RequestId(v),
+                    beneficiary: RequestId(9),
+                    freed_blocks: 1,
+                    lost_tokens: 3,
+                    mode: PreemptMode::Recompute,
+                    policy: crate::telemetry::VictimPolicy::LastIn,
+                    scores: Vec::new(),
+                })
+                .collect();
+            history.push(Arc::new(StepRecord { step, preempted, ..StepRecord::default() }), 0);
+        }
+        let at = |step, max| -> Vec<(u64, u64)> {
+            history.preemptions_before(step, max).into_iter().map(|(s, _, p)| (s, p.victim.0)).collect()
+        };
+        assert_eq!(at(199, 9), [(170, 1), (170, 0), (90, 0), (50, 1), (50, 0)]);
+        assert_eq!(at(169, 2), [(90, 0), (50, 1)]);
+        assert!(at(49, 9).is_empty());
+        assert_eq!(history.at(199).map(|e| e.cum_recomputed), Some(15));
     }
 
     #[test]

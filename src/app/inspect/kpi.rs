@@ -3,6 +3,7 @@
 //! Guarantees: each costs at most the last few hundred steps, whatever the history's length.
 
 use super::model::InspectModel;
+use super::queue_words::HitSplit;
 use crate::app::format;
 
 /// Rates are taken over this time.
@@ -28,6 +29,14 @@ pub struct Kpis {
     pub hit_tokens: u64,
     pub query_tokens: u64,
     pub preemptions: u64,
+    /// Of the preemptions: those whose blocks went to host memory.
+    pub swaps: u64,
+    /// Tokens computed again after preemptions, and all tokens computed.
+    pub recomputed_tokens: u64,
+    pub computed_tokens: u64,
+    /// Blocks copied because a sharer was about to write.
+    pub copies: u64,
+    pub hits: HitSplit,
     /// Steps that happened and were not recorded here.
     pub num_not_shown: u64,
 }
@@ -55,7 +64,18 @@ impl InspectModel {
         let (ttft_p50_us, ttft_p95_us) = self.ttft(record.step);
         // A snapshot taken after the newest record also knows what happened between steps.
         let is_snapshot_newer = self.is_live() && self.snapshot().step >= record.step;
-        let kv = if is_snapshot_newer { self.snapshot().kv } else { record.kv };
+        let kv = self.kv_now();
+        let all = self.snapshot();
+        let (recomputed_tokens, computed_tokens, preemptions, swaps, copies) = match self.is_live() {
+            true => (
+                all.recomputed_tokens_total,
+                all.computed_tokens_total,
+                all.preemptions_total,
+                all.swaps_total,
+                all.copied_blocks_total,
+            ),
+            false => (entry.cum_recomputed, entry.cum_tokens, entry.cum_preempted, entry.cum_swaps, entry.cum_copies),
+        };
         let idle_now = is_snapshot_newer && self.is_engine_idle();
         Kpis {
             num_running: if idle_now { 0 } else { record.num_running },
@@ -70,7 +90,12 @@ impl InspectModel {
             kv_total: kv.total,
             hit_tokens: kv.hit_tokens,
             query_tokens: kv.query_tokens,
-            preemptions: if self.is_live() { self.snapshot().preemptions_total } else { entry.cum_preempted },
+            preemptions,
+            swaps,
+            recomputed_tokens,
+            computed_tokens,
+            copies,
+            hits: HitSplit::of(&kv),
             num_not_shown: self.history().num_not_shown(),
         }
     }

@@ -2,8 +2,10 @@
 //!
 //! Guarantees: applying the deltas of a step to the map of the step before gives the map of that step; counts are kept
 //! while applying and each block is counted exactly once; deltas that do not fit (unknown block, a holder that does not
-//! hold) are ignored: they come from another pool, or the snapshot that the map began with had them already. Memory: [`Cell`] is at most 48 bytes.
+//! hold) are ignored: they come from another pool, or the snapshot that the map began with had them already. Memory:
+//! [`Cell`] is at most 56 bytes.
 
+use super::host::{HostCell, HostMap};
 use crate::ids::{BlockId, RequestId};
 use crate::telemetry::{BlockDelta, BlockState, EngineSnapshot, StepRecord};
 use rustc_hash::FxHashMap;
@@ -22,6 +24,12 @@ pub struct Cell {
     /// The holder that colour comes from; of a cached-idle block the last holder. Meaningless while free.
     pub owner: RequestId,
     pub hash: Option<u64>,
+    /// A pinned prefix holds it.
+    pub is_pinned: bool,
+    /// Its content came back from host memory.
+    pub is_from_host: bool,
+    /// The block that it was copied from before its holder wrote; [`BlockId::NULL`] where it began empty.
+    pub copied_from: BlockId,
     pub alloc_step: u32,
     /// Step of the last event.
     pub last_step: u32,
@@ -39,6 +47,9 @@ pub struct Counts {
     pub saved: u32,
     pub cached_idle: u32,
     pub free: u32,
+    /// Of all the above: held by a pinned prefix, and held as a copy made on write.
+    pub pinned: u32,
+    pub copied: u32,
 }
 
 impl Counts {
@@ -62,6 +73,7 @@ pub struct BlockMap {
     tables: BTreeMap<RequestId, Vec<BlockId>>,
     /// Blocks evicted in this very step.
     evicted: Vec<BlockId>,
+    host: HostMap,
     counts: Counts,
     next_idle_order: u32,
 }
@@ -85,6 +97,7 @@ impl BlockMap {
             cell.refs = info.refs;
             cell.filled = info.filled;
             cell.hash = info.hash;
+            cell.is_pinned = info.pinned;
             cell.last_step = step32(info.last_step);
             cell.alloc_step = cell.last_step;
         }
@@ -104,6 +117,7 @@ impl BlockMap {
                 map.next_idle_order += 1;
             }
         }
+        map.host = HostMap::from_snapshot(&snapshot.host, step32(snapshot.step));
         map.counts = map.recount();
         map
     }
@@ -118,6 +132,9 @@ impl BlockMap {
     }
 
     fn apply_delta(&mut self, delta: &BlockDelta) {
+        if let BlockDelta::HostFree { host } = *delta {
+            self.host.free(host);
+        }
         let block = block_of(delta);
         if block == BlockId::NULL || block.idx() >= self.cells.len() {
             return;
@@ -153,12 +170,39 @@ impl BlockMap {
             }
             BlockDelta::Free { .. } => self.cells[block.idx()] = Cell { last_step: step, ..Cell::default() },
             BlockDelta::Publish { hash, .. } => self.cells[block.idx()].hash = Some(hash),
-            // What lies in the block changes hands, not the block.
-            BlockDelta::Copy { .. } | BlockDelta::SwapOut { .. } | BlockDelta::SwapIn { .. } => {}
+            BlockDelta::Copy { from, .. } => self.cells[block.idx()].copied_from = from,
+            BlockDelta::SwapOut { host, request, .. } => self.swap_out(block, host, request),
+            BlockDelta::SwapIn { host, .. } => {
+                let filled = self.host.get(host).map_or(0, |h| h.filled);
+                let cell = &mut self.cells[block.idx()];
+                cell.is_from_host = true;
+                cell.filled = cell.filled.max(filled);
+            }
+            BlockDelta::Pin { .. } => self.cells[block.idx()].is_pinned = true,
+            BlockDelta::Unpin { .. } => {
+                // It stands at the end of the line again.
+                let cell = &mut self.cells[block.idx()];
+                cell.is_pinned = false;
+                cell.idle_order = self.next_idle_order;
+                self.next_idle_order = self.next_idle_order.wrapping_add(1);
+            }
             BlockDelta::HostFree { .. } => {}
-            BlockDelta::Pin { .. } | BlockDelta::Unpin { .. } => {}
         }
         self.count(block);
+    }
+
+    fn swap_out(&mut self, block: BlockId, host: u32, request: Option<RequestId>) {
+        let cell = &self.cells[block.idx()];
+        let last_holder = (cell.state != BlockState::Free).then_some(cell.owner);
+        let place = HostCell {
+            request,
+            owner: request.or(last_holder),
+            hash: cell.hash,
+            filled: cell.filled,
+            logical: request.and_then(|r| self.place_of(block, r)).map_or(cell.logical, |l| l as u32),
+            since_step: step32(self.step),
+        };
+        self.host.put(host, place);
     }
 
     fn share(&mut self, block: BlockId, request: RequestId, logical: u32) {
@@ -185,6 +229,11 @@ impl BlockMap {
                 self.tables.remove(&request);
             }
         }
+        self.drop_ref(block, request);
+    }
+
+    /// One holder less; its place in the table is gone already.
+    fn drop_ref(&mut self, block: BlockId, request: RequestId) {
         let cell = &mut self.cells[block.idx()];
         cell.refs = cell.refs.saturating_sub(1);
         if cell.refs > 0 && cell.owner == request {
@@ -215,7 +264,13 @@ impl BlockMap {
         if table.len() <= logical as usize {
             table.resize(logical as usize + 1, BlockId::NULL);
         }
-        table[logical as usize] = block;
+        let old = std::mem::replace(&mut table[logical as usize], block);
+        // A copy on write takes the place of the block that it was copied from, whose `Unref` then finds nothing to do.
+        if old != BlockId::NULL && old != block {
+            self.uncount(old);
+            self.drop_ref(old, request);
+            self.count(old);
+        }
     }
 
     fn uncount(&mut self, block: BlockId) {
@@ -252,6 +307,16 @@ impl BlockMap {
         &self.tables
     }
 
+    /// The block that was published under this content hash.
+    pub fn block_of_hash(&self, hash: u64) -> Option<BlockId> {
+        self.cells.iter().position(|c| c.hash == Some(hash)).map(|i| BlockId(i as u32))
+    }
+
+    /// Blocks in host memory.
+    pub fn host(&self) -> &HostMap {
+        &self.host
+    }
+
     pub fn evicted(&self) -> &[BlockId] {
         &self.evicted
     }
@@ -273,9 +338,9 @@ impl BlockMap {
         (parent != BlockId::NULL).then_some(parent)
     }
 
-    /// Cached-idle blocks, next victim first.
+    /// Cached-idle blocks that can be evicted (pinned ones cannot), next victim first.
     pub fn eviction_order(&self) -> Vec<BlockId> {
-        let idle = |(_, cell): &(usize, &Cell)| cell.state == BlockState::CachedIdle;
+        let idle = |(_, cell): &(usize, &Cell)| cell.state == BlockState::CachedIdle && !cell.is_pinned;
         let mut order: Vec<(u32, BlockId)> =
             self.cells.iter().enumerate().filter(idle).map(|(i, cell)| (cell.idle_order, BlockId(i as u32))).collect();
         order.sort_unstable();
@@ -285,12 +350,15 @@ impl BlockMap {
     /// Heap bytes, for the history's cap.
     pub fn num_bytes(&self) -> usize {
         let tables: usize = self.tables.values().map(|t| t.len() * size_of::<BlockId>() + 64).sum();
-        self.cells.len() * size_of::<Cell>() + tables + self.counts.exclusive.len() * 16
+        let host = self.host.len() * (size_of::<HostCell>() + 16);
+        self.cells.len() * size_of::<Cell>() + tables + host + self.counts.exclusive.len() * 16
     }
 }
 
 fn tally(counts: &mut Counts, cell: &Cell, by: i32) {
     let add = |n: &mut u32, by: i32| *n = n.wrapping_add_signed(by);
+    add(&mut counts.pinned, if cell.is_pinned { by } else { 0 });
+    add(&mut counts.copied, if cell.copied_from == BlockId::NULL { 0 } else { by });
     match cell.state {
         BlockState::Null => {}
         BlockState::Free => add(&mut counts.free, by),
@@ -404,6 +472,87 @@ mod tests {
         assert_eq!(map.counts().free, 6);
         map.apply(&record(4, vec![]));
         assert!(map.evicted().is_empty());
+    }
+
+    #[test]
+    fn a_copy_names_what_it_was_copied_from() {
+        let mut map = shared_map();
+        map.apply(&record(
+            2,
+            vec![
+                BlockDelta::Unref { block: X, request: B },
+                BlockDelta::Alloc { block: BlockId(5), request: B, logical: 0 },
+                BlockDelta::Copy { from: X, to: BlockId(5), request: B },
+            ],
+        ));
+        assert_eq!(map.cell(BlockId(5)).unwrap().copied_from, X);
+        assert_eq!((map.counts().copied, map.counts().saved), (1, 0));
+        // The other order: the copy takes the place before the shared block is let go.
+        let mut other = shared_map();
+        other.apply(&record(
+            2,
+            vec![
+                BlockDelta::Alloc { block: BlockId(5), request: B, logical: 0 },
+                BlockDelta::Copy { from: X, to: BlockId(5), request: B },
+                BlockDelta::Unref { block: X, request: B },
+            ],
+        ));
+        assert_eq!(other, map);
+        map.apply(&record(
+            3,
+            vec![
+                BlockDelta::Unref { block: BlockId(5), request: B },
+                BlockDelta::Free { block: BlockId(5) },
+                BlockDelta::Alloc { block: BlockId(5), request: A, logical: 2 },
+            ],
+        ));
+        assert_eq!((map.cell(BlockId(5)).unwrap().copied_from, map.counts().copied), (BlockId::NULL, 0));
+        assert_eq!(*map.counts(), map.recount());
+    }
+
+    #[test]
+    fn blocks_wait_in_host_memory_until_their_place_is_given_back() {
+        let mut map = shared_map();
+        map.apply(&record(
+            2,
+            vec![
+                BlockDelta::SwapOut { block: Y, host: 3, request: Some(A) },
+                BlockDelta::Unref { block: Y, request: A },
+                BlockDelta::Free { block: Y },
+                BlockDelta::SwapOut { block: X, host: 1, request: None },
+            ],
+        ));
+        assert_eq!((map.host().num_swapped(), map.host().num_cached(), map.host().num_of(A)), (1, 1, 1));
+        let waiting = map.host().get(3).unwrap();
+        assert_eq!((waiting.request, waiting.logical, waiting.since_step), (Some(A), 1, 2));
+        let cached = map.host().get(1).unwrap();
+        assert_eq!((cached.owner, cached.hash, cached.filled), (Some(A), Some(7), 16));
+        map.apply(&record(
+            3,
+            vec![
+                BlockDelta::Alloc { block: Y, request: A, logical: 1 },
+                BlockDelta::SwapIn { host: 3, block: Y, request: A },
+                BlockDelta::HostFree { host: 3 },
+                BlockDelta::HostFree { host: 900 },
+            ],
+        ));
+        assert!(map.cell(Y).unwrap().is_from_host);
+        assert_eq!((map.host().len(), map.host().end()), (1, 2));
+    }
+
+    #[test]
+    fn pinned_blocks_are_counted_and_not_in_the_eviction_order() {
+        let mut map = shared_map();
+        let let_go = [A, B].map(|request| BlockDelta::Unref { block: X, request });
+        map.apply(&record(2, [&let_go[..], &[BlockDelta::CacheIdle { block: X }]].concat()));
+        map.apply(&record(3, vec![BlockDelta::Pin { block: X }]));
+        assert_eq!((map.counts().pinned, map.counts().cached_idle), (1, 1));
+        assert!(map.eviction_order().is_empty());
+        map.apply(&record(4, vec![BlockDelta::Unpin { block: X }]));
+        assert_eq!((map.counts().pinned, map.eviction_order()), (0, vec![X]));
+        map.apply(&record(5, vec![BlockDelta::Pin { block: X }, BlockDelta::Evict { block: X }]));
+        assert_eq!(*map.counts(), map.recount());
+        assert_eq!(map.counts().pinned, 0, "an evicted block is pinned no more");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use super::map::BlockMap;
 use super::requests::{RequestBook, RequestRow};
 use crate::app::theme::{OwnerHue, OwnerPalette};
 use crate::ids::{BlockId, RequestId};
-use crate::telemetry::{EngineSnapshot, StepRecord, Telemetry};
+use crate::telemetry::{EngineSnapshot, KvTotals, PrefixInfo, StepRecord, Telemetry};
+use crate::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -34,6 +35,24 @@ pub enum Selection {
     Request(RequestId),
 }
 
+/// What can be done with cached prefixes. `id` is [`PrefixInfo::id`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PrefixCommand {
+    /// Keeps it from being evicted, under a name; an empty name is none. Pins again under another name.
+    Pin {
+        id: u64,
+        name: String,
+    },
+    Unpin {
+        id: u64,
+    },
+    Evict {
+        id: u64,
+    },
+    /// Drops every prefix that is not pinned.
+    Reset,
+}
+
 /// What a view asks for. The model serves most of them ([`InspectModel::apply`]), the shell the rest.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InspectCommand {
@@ -56,6 +75,8 @@ pub enum InspectCommand {
     OpenModels,
     /// For the shell: show the chat that owns this.
     OpenOwner(u64),
+    /// For the shell: the engine's to do.
+    Prefix(PrefixCommand),
 }
 
 /// Someone whom blocks and requests belong to.
@@ -81,6 +102,9 @@ pub struct InspectModel {
     cursor: Cursor,
     selection: Option<Selection>,
     rows: Vec<RequestRow>,
+    /// What prefixes begin with, by their id.
+    previews: BTreeMap<u64, String>,
+    manages_prefixes: bool,
     num_resyncs: u64,
     /// Records up to this step belong to a pool that is gone.
     read_after: Option<u64>,
@@ -108,6 +132,8 @@ impl InspectModel {
             cursor: Cursor::Live,
             selection: None,
             rows: Vec::new(),
+            previews: BTreeMap::new(),
+            manages_prefixes: false,
             num_resyncs: 0,
             read_after: None,
             revision: 0,
@@ -151,9 +177,36 @@ impl InspectModel {
         self.after_change();
     }
 
+    /// Reads the beginnings of prefixes that are new. Call it after [`InspectModel::ingest`]; without a tokenizer the
+    /// tokens' numbers stand for them.
+    pub fn read_previews(&mut self, tokenizer: Option<&Tokenizer>) {
+        let prefixes = &self.snapshot.prefixes;
+        if self.previews.len() > 4 * prefixes.len() + 64 {
+            self.previews.retain(|id, _| prefixes.iter().any(|p| p.id == *id));
+        }
+        for prefix in prefixes {
+            self.previews.entry(prefix.id).or_insert_with(|| preview_of(prefix, tokenizer));
+        }
+    }
+
+    /// Says whether the shell carries out [`InspectCommand::Prefix`]: only then are its buttons there.
+    pub fn set_manages_prefixes(&mut self, on: bool) {
+        self.manages_prefixes = on;
+    }
+
+    pub fn manages_prefixes(&self) -> bool {
+        self.manages_prefixes
+    }
+
+    /// What a prefix begins with.
+    pub fn preview(&self, prefix: &PrefixInfo) -> &str {
+        self.previews.get(&prefix.id).map_or("", String::as_str)
+    }
+
     fn start_over(&mut self) {
         *self = InspectModel {
             source: self.source.take(),
+            manages_prefixes: self.manages_prefixes,
             revision: self.revision + 1,
             ..InspectModel::new(self.history.max_bytes())
         };
@@ -211,6 +264,7 @@ impl InspectModel {
                 let counts = map.counts();
                 (counts.used(), counts.cached_idle, counts.free)
                     == (snapshot.kv.used, snapshot.kv.cached_idle, snapshot.kv.free)
+                    && map.host().iter().map(|(host, c)| (host, c.request)).eq(host_of(&snapshot))
             }
             Some(map) => map.step > snapshot.step || self.history.is_empty(),
             None => false,
@@ -294,7 +348,8 @@ impl InspectModel {
             InspectCommand::OpenInspect
             | InspectCommand::RunDemo
             | InspectCommand::OpenModels
-            | InspectCommand::OpenOwner(_) => return Some(command),
+            | InspectCommand::OpenOwner(_)
+            | InspectCommand::Prefix(_) => return Some(command),
         }
         None
     }
@@ -412,6 +467,19 @@ impl InspectModel {
         self.owners.get(&id).map_or(OwnerHue::Neutral((request.0 % 3) as u8), |o| o.hue)
     }
 
+    /// The hue of an owner; neutral where it has none of its own.
+    pub fn hue_of_owner(&self, owner: u64) -> OwnerHue {
+        self.owners.get(&owner).map_or(OwnerHue::Neutral((owner % 3) as u8), |o| o.hue)
+    }
+
+    /// The pool's totals at the step shown; live they include what happened since the last step.
+    pub fn kv_now(&self) -> KvTotals {
+        match self.entry() {
+            Some(entry) if !self.is_live() || self.snapshot.step < entry.record.step => entry.record.kv,
+            _ => self.snapshot.kv,
+        }
+    }
+
     /// Times the map had to be taken from a snapshot after the start.
     pub fn num_resyncs(&self) -> u64 {
         self.num_resyncs
@@ -436,4 +504,22 @@ impl InspectModel {
     pub fn now_us(&self) -> u64 {
         self.entry().map_or(self.snapshot.t_us, |e| end_us(&e.record))
     }
+}
+
+/// Who has which place of host memory.
+fn host_of(snapshot: &EngineSnapshot) -> impl Iterator<Item = (u32, Option<RequestId>)> {
+    snapshot.host.iter().map(|b| (b.host, b.request))
+}
+
+/// Longest preview, in characters.
+const PREVIEW_CHARS: usize = 80;
+
+/// The first words on one line.
+fn preview_of(prefix: &PrefixInfo, tokenizer: Option<&Tokenizer>) -> String {
+    let text = match tokenizer {
+        Some(tokenizer) => tokenizer.decode(&prefix.head, true),
+        None => prefix.head.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+    };
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.chars().take(PREVIEW_CHARS).collect()
 }

@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 pub struct RequestLog {
     pub owner: Option<u64>,
     pub label: String,
+    /// What it was forked from, and which choice of its request it is.
+    pub parent: Option<RequestId>,
+    pub choice: u32,
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
     pub submitted_us: Option<u64>,
@@ -184,6 +187,7 @@ impl RequestBook {
     /// What a person calls the request.
     pub fn label(&self, request: RequestId) -> String {
         match self.logs.get(&request) {
+            Some(log) if !log.label.is_empty() && log.choice > 0 => format!("Choice {}: {}", log.choice + 1, log.label),
             Some(log) if !log.label.is_empty() => log.label.clone(),
             _ => format!("request {request}"),
         }
@@ -281,6 +285,7 @@ fn state_at(log: &RequestLog, named: Option<&RowState>, step: u64) -> RowState {
 fn fill_in(log: &mut RequestLog, info: &RequestInfo) {
     log.owner = Some(info.owner.id);
     log.label.clone_from(&info.owner.label);
+    (log.parent, log.choice) = (info.parent, info.choice);
     log.prompt_tokens = info.prompt_tokens;
     log.cached_tokens = log.cached_tokens.max(info.cached_tokens);
     log.submitted_us = Some(info.submitted_us);

@@ -3,8 +3,11 @@
 //! Guarantees: every mark in a picture has its text here; CSV fields are quoted where needed.
 
 use super::history::Entry;
+use super::host::HostCell;
 use super::map::{BlockMap, Cell};
 use super::model::InspectModel;
+use super::move_words::move_lines;
+use super::queue_words::preempt_mode_words;
 use super::requests::{RequestRow, RowState};
 use crate::app::format;
 use crate::ids::{BlockId, RequestId};
@@ -72,13 +75,7 @@ pub fn event_lines(record: &StepRecord, name: impl Fn(RequestId) -> String) -> V
         lines.push(format!("Admitted {}", list(&names)));
     }
     for p in &record.preempted {
-        lines.push(format!(
-            "Preempted {} for {}: {} freed, {} to recompute",
-            name(p.victim),
-            name(p.beneficiary),
-            format::counted(u64::from(p.freed_blocks), "block"),
-            format::counted(u64::from(p.lost_tokens), "token")
-        ));
+        lines.push(format!("Preempted {} for {}: {}", name(p.victim), name(p.beneficiary), preempt_mode_words(p)));
     }
     for (id, reason) in &record.finished {
         lines.push(format!("Finished {}: {}", name(*id), finish_words(reason)));
@@ -89,6 +86,7 @@ pub fn event_lines(record: &StepRecord, name: impl Fn(RequestId) -> String) -> V
             format::counted(u64::from(record.kv.evicted_this_step), "block")
         ));
     }
+    lines.extend(move_lines(record, &name));
     if let Some(waiting) = waiting_words(record, &name) {
         lines.push(waiting);
     }
@@ -108,7 +106,7 @@ pub fn waiting_words(record: &StepRecord, name: impl Fn(RequestId) -> String) ->
         | WaitReason::Share { .. }
         | WaitReason::Gang { .. } => " as ",
     };
-    let mut out = format!("Waiting: {}{joint}{}", name(*id), wait_words(reason));
+    let mut out = format!("Waiting: {}{joint}{}", name(*id), wait_words_named(reason, &name));
     if record.waiting.len() > 1 {
         let _ = write!(out, "; {} more behind it", format::count(record.waiting.len() as u64 - 1));
     }
@@ -124,6 +122,11 @@ fn cached_of(record: &StepRecord, id: RequestId) -> u32 {
 
 /// Why a request waits.
 pub fn wait_words(reason: &WaitReason) -> String {
+    wait_words_named(reason, |id| format!("request {id}"))
+}
+
+/// Why a request waits, with the other requests called by `name`.
+pub fn wait_words_named(reason: &WaitReason, name: impl Fn(RequestId) -> String) -> String {
     match reason {
         WaitReason::Behind { position } => format!("number {} in the queue", position + 1),
         WaitReason::Blocks { needed, available } => {
@@ -136,8 +139,8 @@ pub fn wait_words(reason: &WaitReason) -> String {
         WaitReason::Slots { max_num_seqs } => format!("all {max_num_seqs} places of the batch are taken"),
         WaitReason::Budget => "the step's token budget is used up".to_owned(),
         WaitReason::Preemption => "a preemption happened in this step".to_owned(),
-        WaitReason::Prefix { leader } => format!("request {leader} computes its prefix now, to be shared"),
-        WaitReason::Share { ahead } => format!("request {ahead} of a client that had less goes first"),
+        WaitReason::Prefix { leader } => format!("{} computes its prefix now, to be shared", name(*leader)),
+        WaitReason::Share { ahead } => format!("{} of a client that had less goes first", name(*ahead)),
         WaitReason::Gang { needed, available } => {
             format!("its beams join together: {needed} slots are needed, {available} are there")
         }
@@ -210,6 +213,15 @@ pub fn block_line(model: &InspectModel, map: &BlockMap, block: BlockId) -> Strin
         BlockState::Active | BlockState::CachedIdle => {
             let _ = write!(out, " · {}", model.owner_of(cell.owner).label);
             let _ = write!(out, " · {}/{block_size} tokens", cell.filled);
+            for (is_so, word) in [
+                (cell.is_pinned, "pinned".to_owned()),
+                (cell.copied_from != BlockId::NULL, format!("copy of block {}", cell.copied_from)),
+                (cell.is_from_host, "came back from host memory".to_owned()),
+            ] {
+                if is_so {
+                    let _ = write!(out, " · {word}");
+                }
+            }
         }
         BlockState::Free | BlockState::Null => {}
     }
@@ -239,9 +251,52 @@ pub fn map_sentence(map: &BlockMap) -> String {
     )
 }
 
+/// Host memory in a sentence: "Host memory: 8 blocks of Poem wait, 4 cached; 52 of 64 places free".
+pub fn host_sentence(model: &InspectModel, map: &BlockMap, num_places: u32) -> String {
+    let mut waiting: Vec<(RequestId, u64)> = Vec::new();
+    for request in map.host().iter().filter_map(|(_, cell)| cell.request) {
+        match waiting.iter_mut().find(|(r, _)| *r == request) {
+            Some((_, n)) => *n += 1,
+            None => waiting.push((request, 1)),
+        }
+    }
+    let swapped =
+        |(r, n): &(RequestId, u64)| format!("{} of {}", format::counted(*n, "block"), model.requests().label(*r));
+    let mut parts: Vec<String> = waiting.iter().take(MAX_NAMES).map(swapped).collect();
+    if waiting.len() > MAX_NAMES {
+        parts.push(format::counted((waiting.len() - MAX_NAMES) as u64, "more request"));
+    }
+    if map.host().num_cached() > 0 {
+        parts.push(format::counted(map.host().num_cached().into(), "cached block"));
+    }
+    let held = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
+    let free = u64::from(num_places).saturating_sub(map.host().len() as u64);
+    let places = format::counted(u64::from(num_places), "place");
+    format!("Host memory holds {held}; {} of {places} free", format::count(free))
+}
+
+/// One place of host memory in one line.
+pub fn host_line(model: &InspectModel, map: &BlockMap, host: u32, cell: Option<&HostCell>) -> String {
+    let Some(cell) = cell else { return format!("Place {host} of host memory · free") };
+    let mut out = format!("Place {host} of host memory · ");
+    let owner = cell.owner.map(|r| model.owner_of(r).label);
+    match (cell.request, owner) {
+        (Some(_), Some(owner)) => {
+            let _ = write!(out, "block {} of {owner}, swapped out until it goes on", cell.logical + 1);
+        }
+        (_, Some(owner)) => {
+            let _ = write!(out, "cached block, last held by {owner}");
+        }
+        (_, None) => out += "cached block",
+    }
+    let ago = map.step.saturating_sub(u64::from(cell.since_step));
+    let _ = write!(out, " · {}", steps_ago(ago));
+    out
+}
+
 /// The block map as CSV, free blocks left out.
 pub fn blocks_csv(model: &InspectModel, map: &BlockMap) -> String {
-    let mut out = String::from("block,state,refs,owner,logical,filled,hash,alloc_step,last_step\n");
+    let mut out = String::from("block,state,refs,owner,logical,filled,hash,alloc_step,last_step,pinned,copied_from\n");
     for (i, cell) in map.cells().iter().enumerate().skip(1) {
         if cell.state == BlockState::Free {
             continue;
@@ -251,8 +306,14 @@ pub fn blocks_csv(model: &InspectModel, map: &BlockMap) -> String {
         let state = if cell.state == BlockState::CachedIdle { "cached_idle" } else { "used" };
         let _ = writeln!(
             out,
-            "{i},{state},{},{owner},{},{},{hash},{},{}",
-            cell.refs, cell.logical, cell.filled, cell.alloc_step, cell.last_step
+            "{i},{state},{},{owner},{},{},{hash},{},{},{},{}",
+            cell.refs,
+            cell.logical,
+            cell.filled,
+            cell.alloc_step,
+            cell.last_step,
+            cell.is_pinned,
+            if cell.copied_from == BlockId::NULL { String::new() } else { cell.copied_from.to_string() }
         );
     }
     out

@@ -186,10 +186,22 @@ pub fn phase_words(state: &AppState, active: &ActiveRun, run: Option<&RunRecord>
                 None => format!("Writing · {tokens}"),
             }
         }
-        Phase::Preempted { kept_tokens } => {
-            format!("Paused for memory, will resume · {} kept", format::counted(kept_tokens.into(), "token"))
-        }
+        Phase::Preempted { kept_tokens } => paused_words(state, active, kept_tokens),
     }
+}
+
+/// How a preempted answer will go on: from its blocks in host memory, or from its tokens.
+fn paused_words(state: &AppState, active: &ActiveRun, kept_tokens: u32) -> String {
+    let info = state.snapshot.requests.iter().find(|r| Some(r.id) == active.request);
+    let how = match info.map_or(0, |r| r.swapped_blocks) {
+        0 => format!("will read {} again", format::counted(kept_tokens.into(), "token")),
+        n => format!("{} of it wait in host memory", format::counted(n.into(), "block")),
+    };
+    let why = match info.map(|r| r.state) {
+        Some(RequestState::Waiting { reason, .. }) => format!(" · {}", words::wait_reason(reason)),
+        _ => String::new(),
+    };
+    format!("Paused for memory · {how}{why}")
 }
 
 fn queued_words(state: &AppState, active: &ActiveRun) -> String {
@@ -221,7 +233,10 @@ fn ended_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat, message: &Message, r
         if quiet_button(ui, "Branch").on_hover_text("Open as a new chat from here").clicked() {
             cx.send(UiCommand::BranchAsChat { chat: chat.id, message: message.id });
         }
-        let metrics = metrics_words(run);
+        let metrics = match shares_words(cx.state, chat, message, run) {
+            Some(shares) => format!("{shares} · {}", metrics_words(run)),
+            None => metrics_words(run),
+        };
         if !metrics.is_empty() {
             let text = small(metrics, cx.theme.text_weak);
             let button = Button::new(text).frame_when_inactive(false).wrap();
@@ -230,6 +245,21 @@ fn ended_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat, message: &Message, r
             }
         }
     });
+}
+
+/// "shares 384 tokens with version 1": the blocks that this answer did not have to compute, where it is another version
+/// of an answer or continues a copied chat.
+fn shares_words(state: &AppState, chat: &Chat, message: &Message, run: &RunRecord) -> Option<String> {
+    if run.cached_tokens == 0 {
+        return None;
+    }
+    let tokens = format::counted(run.cached_tokens.into(), "token");
+    let siblings = chat.siblings(message.id);
+    if let Some(before) = siblings.iter().position(|s| *s == message.id).filter(|at| *at > 0) {
+        return Some(format!("shares {tokens} with version {before}"));
+    }
+    let source = state.chat(*state.branch_of.get(&chat.id)?)?;
+    Some(format!("shares {tokens} with “{}”", source.title))
 }
 
 fn failed_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat, message: &Message, run: &RunRecord) {

@@ -2,8 +2,10 @@
 
 use super::welcome::progress_ui;
 use super::{ViewCtx, primary_button, quiet_button, right_to_left, small};
+use crate::app::actions::models::{QUEUE_POLICIES, VICTIM_POLICIES};
 use crate::app::command::UiCommand;
 use crate::app::format;
+use crate::app::inspect::queue_words::{policy_words, victim_words};
 use crate::app::state::ModelEntry;
 use crate::app::theme::{radius, space};
 use crate::app::words;
@@ -16,6 +18,7 @@ pub fn models_workspace_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     Frame::new().inner_margin(Margin::same(space::L as i8)).show(ui, |ui| {
         head_ui(cx, ui);
         engine_ui(cx, ui);
+        choices_ui(cx, ui);
         if let Some(error) = &cx.state.models.error {
             ui.add(Label::new(RichText::new(error).color(cx.theme.error)).wrap());
         }
@@ -78,6 +81,48 @@ fn engine_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
         }
     }
     ui.add_space(space::S);
+}
+
+/// Who is admitted first and who gives way: options of the next load.
+fn choices_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
+    let before = cx.state.choices;
+    let mut choices = before;
+    let chosen = before.apply(cx.state.started_with.clone());
+    ui.horizontal_wrapped(|ui| {
+        ui.set_min_height(28.0);
+        let queue = QUEUE_POLICIES.map(|(_, p)| (p, policy_words(p)));
+        pick_ui(ui, "Queue", chosen.scheduling_policy, &queue, |p| choices.queue = Some(p));
+        ui.add_space(space::M);
+        let victims = VICTIM_POLICIES.map(|(_, p)| (p, victim_words(p)));
+        pick_ui(ui, "When blocks are short, gives way", chosen.victim_policy, &victims, |p| choices.victim = Some(p));
+        let (is, will) = (&cx.state.loaded_with, &chosen);
+        let is_new = (is.scheduling_policy, is.victim_policy) != (will.scheduling_policy, will.victim_policy);
+        if is_new && cx.state.model().is_some() {
+            ui.add_space(space::M);
+            ui.label(small("used from the next load on", cx.theme.text_weak));
+            let hint = "Answers under way end; chats stay";
+            if ui.button("Load again").on_hover_text(hint).clicked() {
+                cx.commands.push(UiCommand::Reload);
+            }
+        }
+    });
+    ui.add_space(space::S);
+    if choices != before {
+        cx.send(UiCommand::SetEngineChoices(choices));
+    }
+}
+
+fn pick_ui<T: Copy + PartialEq>(ui: &mut Ui, name: &str, value: T, all: &[(T, (&str, &str))], mut set: impl FnMut(T)) {
+    let label = ui.label(name);
+    let text = all.iter().find(|(p, _)| *p == value).map_or("", |(_, words)| words.0);
+    let response = egui::ComboBox::from_id_salt(name).width(170.0).selected_text(text).show_ui(ui, |ui| {
+        for (policy, (text, meaning)) in all {
+            if ui.selectable_label(*policy == value, *text).on_hover_text(*meaning).clicked() {
+                set(*policy);
+            }
+        }
+    });
+    response.response.labelled_by(label.id);
 }
 
 fn list_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {

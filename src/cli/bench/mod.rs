@@ -1,5 +1,6 @@
 //! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone.
 
+mod kernels;
 mod latency;
 mod sim;
 mod throughput;
@@ -18,6 +19,8 @@ pub enum BenchCommand {
     Latency(latency::LatencyArgs),
     /// Many prompts at once: requests and tokens per second
     Throughput(throughput::ThroughputArgs),
+    /// Single kernels on this adapter, with made-up data
+    Kernels(kernels::KernelsArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
 }
@@ -26,6 +29,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
     match command {
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Throughput(args) => throughput::run(args),
+        BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Sim(args) => sim::run(args),
     }
 }

@@ -1,10 +1,14 @@
-//! `kvasir bench sim`: seeded worlds of arrivals, aborts, preemptions and faults on the fake executor, all invariants on.
+//! `kvasir bench sim`: seeded worlds of arrivals, aborts, preemptions and faults on the fake executor, all invariants on;
+//! then a large world with the release checks, and the cost of planning beside a long queue.
 
 use crate::cli::error::{CliError, CliResult, Exit};
 use crate::cli::out;
-use crate::sim::{SimOptions, run as run_worlds};
+use crate::sim::{SimOptions, run as run_worlds, run_load, run_planning};
 use serde_json::json;
 use std::time::Instant;
+
+const PLANNED_WAITING: u32 = 10_000;
+const PLANNED_STEPS: u32 = 500;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct SimArgs {
@@ -13,6 +17,9 @@ pub struct SimArgs {
     /// The first world's seed; the others follow
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Steps of the large world: 64 sequences on 4,096 blocks
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub load_steps: u64,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -22,17 +29,50 @@ pub fn run(args: &SimArgs) -> CliResult {
     let started = Instant::now();
     let report = run_worlds(SimOptions { first_seed: args.seed, worlds: args.worlds }, || started.elapsed());
     let failures = report.failures.len();
+    let load = run_load(args.load_steps, || started.elapsed());
+    let planning = run_planning(PLANNED_WAITING, PLANNED_STEPS, || started.elapsed());
     if args.json {
         out::json(&json!({
             "worlds": report.worlds,
             "steps": report.steps,
             "steps_s": report.steps_s,
             "failures": failures,
+            "load": {
+                "sequences": load.sequences,
+                "blocks": load.blocks,
+                "steps": load.steps,
+                "steps_s": load.steps_s,
+                "tokens": load.tokens,
+                "requests": load.requests,
+                "preemptions": load.preemptions,
+                "mean_running": load.mean_running,
+            },
+            "planning": {
+                "running": planning.running,
+                "waiting": planning.waiting,
+                "us_p50": planning.us_p50,
+                "us_max": planning.us_max,
+                "us_p50_empty_queue": planning.us_p50_empty_queue,
+                "looked_at": planning.looked_at,
+            },
         }))?;
     } else {
         out::line(&format!(
             "{} worlds, {} steps, {:.0} steps/s, {failures} failures",
             report.worlds, report.steps, report.steps_s
+        ))?;
+        out::line(&format!(
+            "{} sequences on {} blocks: {:.0} steps/s over {} steps ({:.1} running, {} preemptions), release checks",
+            load.sequences, load.blocks, load.steps_s, load.steps, load.mean_running, load.preemptions
+        ))?;
+        out::line(&format!(
+            "planning {} running and {} waiting: {:.0} µs (at most {:.0}); {:.0} µs with an empty queue; {} looked at",
+            planning.running,
+            planning.waiting,
+            planning.us_p50,
+            planning.us_max,
+            planning.us_p50_empty_queue,
+            planning.looked_at
         ))?;
     }
     match report.failures.first() {

@@ -5,25 +5,28 @@ use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::kv_buffers::KvBuffers;
-use super::weights::{LayerWeights, ModelWeights, Part};
+use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
-use crate::kernels::attention::{self, Attention, RowKinds};
+use crate::kernels::attention::{self, Attention};
+use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
 use crate::kernels::kv_layout::{KvFormat, KvLayout};
+use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::matmul::{self, Matmul};
-use crate::kernels::norm::Norm;
+use crate::kernels::mlp::Mlp;
+use crate::kernels::norm::{Kind, Norm, Target};
 use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
 use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
 use crate::kernels::sample::{self, Sample};
-use crate::kernels::swiglu::Swiglu;
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
+use crate::memory;
 use crate::model::rope;
-use crate::model::spec::{ModelSpec, RopePairing};
+use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, Residual, RopePairing, RopeSpec};
 
 /// What a step is recorded for.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +34,14 @@ pub struct StepShape {
     pub num_tokens: u32,
     pub num_logits: u32,
     pub num_copies: u32,
-    pub kinds: RowKinds,
+    pub attention: WorkCounts,
     pub has_penalties: bool,
     pub has_logprobs: bool,
 }
 
 /// Bound kernels of one layer.
 struct Layer {
+    /// What attention's input passes through: a norm, or a copy in the forms that are read.
     attn_norm: Vec<Norm>,
     qkv: Vec<Matmul>,
     rope: RopeKvWrite,
@@ -45,19 +49,26 @@ struct Layer {
     /// Where attention cannot quantise its own output.
     quantise_attended: Option<Quantise>,
     o: Matmul,
+    /// Where the sum is not the product's own: attention's part added to the hidden state.
+    add_attended: Option<Norm>,
+    /// Empty where the MLP reads what attention read.
     ffn_norm: Vec<Norm>,
     gate_up: Vec<Matmul>,
-    swiglu: Vec<Swiglu>,
+    mlp: Vec<Mlp>,
     down: Matmul,
+    add_mlp: Option<Norm>,
 }
 
 /// The whole pass.
 pub struct Forward {
     copy_blocks: CopyBlocks,
     embed: Embed,
+    positions: Option<Embed>,
+    residual: Residual,
     layers: Vec<Layer>,
     output_norm: Vec<Norm>,
     head: Matmul,
+    logit_cap: Option<LogitCap>,
     penalties: Penalties,
     sample: Sample,
     logprobs: Logprobs,
@@ -77,13 +88,36 @@ const LOGITS_BYTES: u64 = 16 << 20;
 
 /// Activations that all layers share.
 struct Scratch {
-    x: BufferSlice,     // f32 [tokens, stride(hidden)]
-    normed: Activation, // [tokens, hidden]
-    qkv: BufferSlice,   // f32 [tokens, qkv_stride]
-    q: BufferSlice,     // f32 [tokens, q_stride]
+    x: BufferSlice, // f32 [tokens, stride(hidden)]
+    /// f32 [tokens, stride(hidden)]: what a block adds, where it is not added as it is.
+    branch: Option<BufferSlice>,
+    normed: Activation,    // [tokens, hidden]
+    qkv: BufferSlice,      // f32 [tokens, qkv_stride]
+    q: BufferSlice,        // f32 [tokens, q_stride]
+    partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
     attended: Activation,
     gate_up: BufferSlice, // f32 [tokens, 2, stride(intermediate)]
     gated: Activation,
+}
+
+/// Cosines and sines by position, for the kinds of layers that there are.
+struct RopeTables {
+    all: Option<BufferSlice>,
+    /// Layers with a window, where theirs differs.
+    windowed: Option<BufferSlice>,
+    /// Layers that do not rotate.
+    none: Option<BufferSlice>,
+}
+
+impl RopeTables {
+    fn of(&self, spec: &ModelSpec, layer: u32) -> &BufferSlice {
+        let table = match spec.rope_of(layer) {
+            None => &self.none,
+            Some(rope) if Some(rope) == spec.block.windowed_rope.as_ref() => &self.windowed,
+            Some(_) => &self.all,
+        };
+        table.as_ref().expect("a table is made for each kind of layer")
+    }
 }
 
 /// What making the pass needs to know.
@@ -107,12 +141,12 @@ impl Forward {
         let class = Class::of(gpu.caps());
         let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
-        let table = b.rope_table()?;
+        let tables = b.rope_tables()?;
         let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers)?;
         let layers = (0..spec.num_layers as usize)
-            .map(|l| b.layer(l, &weights.layers[l], &scratch, &table, &kv))
+            .map(|l| b.layer(l, &weights.layers[l], &scratch, tables.of(spec, l as u32), &kv))
             .collect::<Result<_, _>>()?;
-        let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x)?;
+        let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x, spec.block.embedding_scale)?;
         b.finish(weights, &scratch, embed, layers, kv)
     }
 
@@ -121,19 +155,28 @@ impl Forward {
         let n = shape.num_tokens;
         self.copy_blocks.record(recording, shape.num_copies);
         self.embed.record(recording, n);
+        self.positions.iter().for_each(|k| k.record(recording, n));
         for layer in &self.layers {
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
             layer.rope.record(recording, n);
-            layer.attention.record(recording, n, shape.kinds);
+            layer.attention.record(recording, shape.attention);
             if let Some(quantise) = &layer.quantise_attended {
                 quantise.record(recording, n);
             }
+            // The norm of a parallel MLP reads the hidden state before attention's part is added.
+            if self.residual == Residual::Parallel {
+                layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
+            }
             layer.o.record(recording, n);
-            layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
+            layer.add_attended.iter().for_each(|k| k.record(recording, n));
+            if self.residual == Residual::Sequential {
+                layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
+            }
             layer.gate_up.iter().for_each(|m| m.record(recording, n));
-            layer.swiglu.iter().for_each(|k| k.record(recording, n));
+            layer.mlp.iter().for_each(|k| k.record(recording, n));
             layer.down.record(recording, n);
+            layer.add_mlp.iter().for_each(|k| k.record(recording, n));
         }
         self.record_head(recording, shape, samples);
     }
@@ -142,6 +185,7 @@ impl Forward {
     pub fn record_head(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
         self.output_norm.iter().for_each(|k| k.record(recording, shape.num_logits));
         self.head.record(recording, shape.num_logits);
+        self.logit_cap.iter().for_each(|k| k.record(recording, shape.num_logits));
         if !samples {
             return;
         }
@@ -161,7 +205,7 @@ impl Forward {
                 num_tokens: tokens,
                 num_logits: tokens.min(self.max_logits),
                 num_copies: 1,
-                kinds: RowKinds { single: true, several: true },
+                attention: WorkCounts::some(tokens),
                 has_penalties: true,
                 has_logprobs: true,
             };
@@ -197,15 +241,32 @@ impl Builder<'_> {
             let bytes = u64::from(rows) * u64::from(elements) * 4;
             Ok(self.gpu.alloc(label, bytes, BufferUse::Storage)?.whole())
         };
+        let slots = memory::attention_slots(spec, self.cfg.max_model_len, self.cfg.max_num_seqs);
+        let partial_bytes = slots * attention.partial_bytes();
         Ok(Scratch {
             x: f32_rows("hidden", stride(spec.hidden_size))?,
+            branch: match self.adds_as_is() {
+                true => None,
+                false => Some(f32_rows("branch", stride(spec.hidden_size))?),
+            },
             normed: Activation::alloc(self.gpu, "normed", rows, spec.hidden_size, self.forms_of(normed))?,
             qkv: f32_rows("qkv", self.rope_shape().qkv_stride())?,
             q: f32_rows("q", self.rope_shape().q_stride())?,
+            partials: self.gpu.alloc("attention partials", partial_bytes, BufferUse::Storage)?.whole(),
             attended: Activation::alloc(self.gpu, "attended", rows, spec.num_heads * spec.head_dim, attended)?,
-            gate_up: f32_rows("gate+up", 2 * stride(spec.intermediate_size))?,
+            gate_up: f32_rows("gate+up", self.gate_up_stride())?,
             gated: Activation::alloc(self.gpu, "gated", rows, spec.intermediate_size, self.forms_of(gated))?,
         })
+    }
+
+    /// Attention's and the MLP's parts are added by the products themselves.
+    fn adds_as_is(&self) -> bool {
+        self.spec.block.norm_placement == NormPlacement::Before && self.spec.block.residual_scale == 1.0
+    }
+
+    fn gate_up_stride(&self) -> u32 {
+        let num = if self.spec.block.mlp == MlpKind::Gated { 2 } else { 1 };
+        num * stride(self.spec.intermediate_size)
     }
 
     fn rope_shape(&self) -> rope_kv_write::Shape {
@@ -221,21 +282,32 @@ impl Builder<'_> {
     }
 
     fn attention_shape(&self) -> attention::Shape {
-        attention::Shape {
-            num_heads: self.spec.num_heads,
-            num_kv_heads: self.spec.num_kv_heads,
-            head_dim: self.spec.head_dim,
-            kv: kv_format(self.cfg),
-        }
+        attention_shape(self.spec, self.cfg)
+    }
+
+    /// Tables for the kinds of layers that the model has.
+    fn rope_tables(&self) -> Result<RopeTables, LoadError> {
+        let (spec, n) = (self.spec, self.cfg.max_model_len);
+        let num_pairs = spec.rope.rotary_dim as usize / 2 * n as usize;
+        let of = |rope: &RopeSpec| {
+            let (cos, sin) = rope::cos_sin_table(rope, n);
+            self.rope_table(&rope_table(&cos, &sin))
+        };
+        let all: Vec<Option<&RopeSpec>> = (0..spec.num_layers).map(|l| spec.rope_of(l)).collect();
+        let windowed = spec.block.windowed_rope.as_ref();
+        Ok(RopeTables {
+            all: if all.contains(&Some(&spec.rope)) { Some(of(&spec.rope)?) } else { None },
+            windowed: windowed.map(of).transpose()?,
+            // Turning by nothing is exact.
+            none: if all.contains(&None) { Some(self.rope_table(&vec![[1.0, 0.0]; num_pairs])?) } else { None },
+        })
     }
 
     /// Cosines and sines of every position that a sequence can reach.
-    fn rope_table(&self) -> Result<BufferSlice, LoadError> {
-        let (cos, sin) = rope::cos_sin_table(&self.spec.rope, self.cfg.max_model_len);
-        let pairs = rope_table(&cos, &sin);
+    fn rope_table(&self, pairs: &[[f32; 2]]) -> Result<BufferSlice, LoadError> {
         let buffer = self.gpu.alloc("rope table", pairs.len() as u64 * 8, BufferUse::Storage)?;
         let mut uploader = crate::gpu::Uploader::new(self.gpu);
-        uploader.write(&buffer.whole(), bytemuck::cast_slice(&pairs))?;
+        uploader.write(&buffer.whole(), bytemuck::cast_slice(pairs))?;
         uploader.flush()?;
         Ok(buffer.whole())
     }
@@ -254,37 +326,63 @@ impl Builder<'_> {
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
             parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
         };
+        let target = match &scratch.branch {
+            Some(branch) => (branch, false),
+            None => (&scratch.x, true),
+        };
+        let has_ffn_norm = self.spec.block.residual != Residual::ParallelOneNorm;
         Ok(Layer {
-            attn_norm: self.norm(&weights.attn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
+            attn_norm: self.norm(weights.attn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
             rope: self.rope(weights, scratch, table, (&k_cache, &v_cache))?,
             attention: self.attention(l, scratch, (&k_cache, &v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
-            o: self.matmul(&weights.o, &scratch.attended, (&scratch.x, stride(hidden)), true)?,
-            ffn_norm: self.norm(&weights.ffn_norm, scratch, &scratch.normed, RowCount::Tokens)?,
-            gate_up: matmuls(self, &weights.gate_up, &scratch.normed, &scratch.gate_up, 2 * stride(inner))?,
-            swiglu: scratch
+            o: self.matmul(&weights.o, &scratch.attended, (target.0, stride(hidden)), target.1)?,
+            add_attended: self.add_branch(weights.post_attn_norm.as_ref(), scratch)?,
+            ffn_norm: match has_ffn_norm {
+                true => self.norm(weights.ffn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
+                false => Vec::new(),
+            },
+            gate_up: matmuls(self, &weights.gate_up, &scratch.normed, &scratch.gate_up, self.gate_up_stride())?,
+            mlp: scratch
                 .gated
                 .outputs()
                 .map(|y| {
-                    let shape = (inner, stride(inner), 2 * stride(inner));
-                    Swiglu::new(&mut self.context(), "swiglu", &scratch.gate_up, shape, y)
+                    let block = &self.spec.block;
+                    let up_at = if block.mlp == MlpKind::Gated { stride(inner) } else { 0 };
+                    let shape = (inner, up_at, self.gate_up_stride());
+                    Mlp::new(&mut self.context(), "mlp", (block.mlp, block.activation), &scratch.gate_up, shape, y)
                 })
                 .collect::<Result<_, _>>()?,
-            down: self.matmul(&weights.down, &scratch.gated, (&scratch.x, stride(hidden)), true)?,
+            down: self.matmul(&weights.down, &scratch.gated, (target.0, stride(hidden)), target.1)?,
+            add_mlp: self.add_branch(weights.post_ffn_norm.as_ref(), scratch)?,
         })
     }
 
+    /// x += scale * norm(branch), where the model asks for more than a sum.
+    fn add_branch(&mut self, norm: Option<&NormWeights>, scratch: &Scratch) -> Result<Option<Norm>, LoadError> {
+        let Some(branch) = &scratch.branch else { return Ok(None) };
+        let target = Target::Add { y: &scratch.x, scale: self.spec.block.residual_scale };
+        let size = (self.spec.hidden_size, self.spec.rms_eps);
+        let (gain, bias) = norm_buffers(norm);
+        let kind = norm_kind(self.spec.block.norm, gain.as_ref(), bias.as_ref());
+        Ok(Some(Norm::new(&mut self.context(), "add", branch, kind, target, size, RowCount::Tokens)?))
+    }
+
+    /// The norm in the forms that `out` has; a copy where the model has no norm there.
     fn norm(
         &mut self,
-        gain: &Buffer,
+        norm: Option<&NormWeights>,
         scratch: &Scratch,
         out: &Activation,
         rows: RowCount,
     ) -> Result<Vec<Norm>, LoadError> {
         let size = (self.spec.hidden_size, self.spec.rms_eps);
+        let (gain, bias) = norm_buffers(norm);
+        let kind = norm_kind(self.spec.block.norm, gain.as_ref(), bias.as_ref());
         let norms = out.outputs().map(|y| {
-            Norm::new(&mut self.context(), "norm", &scratch.x, &gain.whole(), y, size, rows).map_err(LoadError::from)
+            let target = Target::Row(y);
+            Norm::new(&mut self.context(), "norm", &scratch.x, kind, target, size, rows).map_err(LoadError::from)
         });
         norms.collect()
     }
@@ -340,11 +438,11 @@ impl Builder<'_> {
         table: &BufferSlice,
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<RopeKvWrite, LoadError> {
-        let (shape, rms_eps) = (self.rope_shape(), self.spec.rms_eps);
+        let (shape, numbers) = (self.rope_shape(), (self.spec.rms_eps, self.spec.attention_scale()));
         let gains = weights.qk_gains.as_ref().map(Buffer::whole);
         let (qkv, q) = (&scratch.qkv, &scratch.q);
         let buffers = rope_kv_write::Buffers { qkv, rope: table, gains: gains.as_ref(), q, k_cache, v_cache };
-        Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, rms_eps, &buffers)?)
+        Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, numbers, &buffers)?)
     }
 
     fn attention(
@@ -356,7 +454,7 @@ impl Builder<'_> {
         let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
         // Attention writes one form; i8 from f32 is a kernel of its own.
         let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
-        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, y };
+        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, partials: &scratch.partials, y };
         Ok(Attention::new(&mut self.context(), "attention", &shape, window, &buffers)?)
     }
 
@@ -389,13 +487,28 @@ impl Builder<'_> {
         let row_logprobs = alloc("logprobs", logprobs::ROW_BYTES)?;
         let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix))?;
         let params = sample::Params { vocab, stride: logits_stride };
+        let block = &self.spec.block;
+        let has_cap = block.logit_softcap.is_some() || block.logit_scale != 1.0;
+        let cap = logit_cap::Params {
+            stride: logits_stride,
+            scale: block.logit_scale,
+            cap: block.logit_softcap.unwrap_or(0.0),
+        };
+        let residual = block.residual;
+        let positions = weights.positions.as_ref();
         let (logits_all, sampled_all, logprobs_all) = (logits.whole(), sampled.whole(), row_logprobs.whole());
         let planes: Vec<_> = kv.planes().map(|plane| (plane.buffer.whole(), plane.block_bytes)).collect();
         Ok(Forward {
             copy_blocks: CopyBlocks::new(&mut self.context(), &planes)?,
             embed,
+            positions: positions.map(|p| Embed::positions(&mut self.context(), p, &scratch.x)).transpose()?,
+            residual,
             layers,
-            output_norm: self.norm(&weights.output_norm, scratch, &last, RowCount::Logits)?,
+            logit_cap: match has_cap {
+                true => Some(LogitCap::new(&mut self.context(), cap, &logits_all)?),
+                false => None,
+            },
+            output_norm: self.norm(Some(&weights.output_norm), scratch, &last, RowCount::Logits)?,
             head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
             penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
             sample: Sample::new(&mut self.context(), params, &logits_all, &sampled_all)?,
@@ -410,8 +523,30 @@ impl Builder<'_> {
     }
 }
 
+fn norm_buffers(norm: Option<&NormWeights>) -> (Option<BufferSlice>, Option<BufferSlice>) {
+    (norm.map(|n| n.gain.whole()), norm.and_then(|n| n.bias.as_ref()).map(Buffer::whole))
+}
+
+fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a BufferSlice>) -> Kind<'a> {
+    match (gain, kind) {
+        (None, _) => Kind::Copy,
+        (Some(gain), NormKind::Rms) => Kind::Rms { gain },
+        (Some(gain), NormKind::Layer { .. }) => Kind::Layer { gain, bias },
+    }
+}
+
 fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
     if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
+}
+
+/// What attention is compiled for.
+pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
+    attention::Shape {
+        num_heads: spec.num_heads,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        kv: kv_format(cfg),
+    }
 }
 
 /// How each layer's cache lies.

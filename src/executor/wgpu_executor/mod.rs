@@ -17,9 +17,11 @@ use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput
 use crate::batch::{StepBatch, Want};
 use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
 use crate::ids::HostSlot;
-use crate::kernels::attention::RowKinds;
+use crate::kernels::Class;
+use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
+use crate::memory;
 use crate::model::Model;
 use crate::model::spec::ModelSpec;
 use forward::{Forward, StepShape};
@@ -54,6 +56,8 @@ pub struct WgpuExecutor {
     replayer: Replayer,
     meta: Buffer,
     meta_words: Vec<u32>,
+    work: AttentionWork,
+    work_limits: WorkLimits,
     recording: Recording,
     swapper: Swapper,
     in_flight: Option<Pending>,
@@ -107,6 +111,8 @@ impl WgpuExecutor {
             replayer,
             meta,
             meta_words: Vec::new(),
+            work: AttentionWork::default(),
+            work_limits: work_limits(&gpu, &spec, &cfg),
             recording: Recording::new("step"),
             in_flight: None,
             gpu,
@@ -138,6 +144,12 @@ impl WgpuExecutor {
         self.weights.embedding.bytes() + layers.chain(head).map(|p| p.matrix.bytes()).sum::<u64>()
     }
 
+    /// Whether long rows are split over workgroups, and whether rows on one prefix read it together. No bit of a result
+    /// depends on it; the start is [`Take::WhenItPays`] for both.
+    pub fn set_attention(&mut self, split: Take, share: Take) {
+        self.work_limits = WorkLimits { split, share, ..self.work_limits };
+    }
+
     /// A block's bytes as they lie on the GPU, plane after plane: for tests and tools, not for the step loop.
     pub fn read_block(&self, block: u32) -> Result<Vec<u8>, GpuError> {
         let mut bytes = Vec::with_capacity(self.forward.kv.block_bytes() as usize);
@@ -156,12 +168,14 @@ impl WgpuExecutor {
         Ok(())
     }
 
-    fn check(&self, batch: &StepBatch) -> Result<(), ExecError> {
+    /// Plans the batch's attention once the batch is known to be sound, and checks the sizes of both.
+    fn check(&mut self, batch: &StepBatch) -> Result<(), ExecError> {
         batch.check(self.cfg.num_blocks, self.spec.vocab_size).map_err(ExecError::Rejected)?;
         batch.check_transfers(self.cfg.num_blocks, self.num_host_blocks()).map_err(ExecError::Rejected)?;
+        self.work.plan(batch, &self.work_limits);
         let limits = [
             ("tokens", batch.num_tokens(), self.cfg.max_tokens_per_step as usize),
-            ("metadata words", step_meta::num_words(batch), (self.meta.size() / 4) as usize),
+            ("metadata words", step_meta::num_words(batch, &self.work), (self.meta.size() / 4) as usize),
         ];
         if let Some((what, n, limit)) = limits.iter().find(|(_, n, limit)| n > limit) {
             return Err(ExecError::Rejected(format!("{n} {what} in a step, the limit is {limit}")));
@@ -183,14 +197,14 @@ impl WgpuExecutor {
         head_only: bool,
         swaps: bool,
     ) -> Result<(InFlight, Option<Outgoing>), GpuError> {
-        step_meta::encode(batch, &mut self.meta_words);
+        step_meta::encode(batch, &self.work, &mut self.meta_words);
         let bytes = bytemuck::cast_slice(&self.meta_words);
         self.gpu.write(&self.meta.slice(0, bytes.len() as u64), bytes);
         let shape = StepShape {
             num_tokens: batch.num_tokens() as u32,
             num_logits: batch.num_logits() as u32,
             num_copies: batch.copies.len() as u32,
-            kinds: RowKinds::of(&batch.row_start),
+            attention: self.work.counts,
             has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
         };
@@ -377,7 +391,30 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
     let most_biases = 1024;
     let copy = 2;
     let per_row = blocks + copy + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
-    step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row
+    let work = AttentionWork::max_words(tokens, memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs));
+    step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row + work
+}
+
+fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {
+    let shape = forward::attention_shape(spec, cfg);
+    let slots = memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs);
+    WorkLimits {
+        tokens_per_workgroup: shape.tokens_per_workgroup(Class::of(gpu.caps())),
+        parts: shape.parts(),
+        parallel: parallel_workgroups(gpu),
+        max_slots: u32::try_from(slots).unwrap_or(u32::MAX),
+        // The layer that sees most.
+        window: spec.windows.iter().copied().max_by_key(|w| w.unwrap_or(u32::MAX)).flatten(),
+        split: Take::WhenItPays,
+        share: Take::WhenItPays,
+    }
+}
+
+/// Workgroups that run at the same time: a software adapter has a thread for each core. What a graphics card has, no
+/// interface tells; most have room for more than this.
+fn parallel_workgroups(gpu: &Gpu) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    if gpu.caps().is_cpu { cores } else { 512 }
 }
 
 fn exec_error(error: GpuError) -> ExecError {

@@ -5,8 +5,8 @@ use super::super::{LoadError, LoadProgress};
 use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
 use crate::kernels::stride;
 use crate::kernels::weights::PackedMatrix;
-use crate::model::spec::{ModelSpec, WeightRole};
-use crate::model::{Model, TensorView, quant};
+use crate::model::spec::{MlpKind, ModelSpec, WeightRole};
+use crate::model::{Model, TensorView};
 
 /// Rows of a fused projection that share a storage type.
 pub struct Part {
@@ -17,22 +17,34 @@ pub struct Part {
     pub y_offset: u32,
 }
 
+/// f32 `[stride(hidden)]` each.
+pub struct NormWeights {
+    pub gain: Buffer,
+    /// Of a LayerNorm.
+    pub bias: Option<Buffer>,
+}
+
 pub struct LayerWeights {
-    pub attn_norm: Buffer, // f32 [stride(hidden)]
+    /// `None` where the model has no such norm, here and below.
+    pub attn_norm: Option<NormWeights>,
     pub qkv: Vec<Part>,
     /// f32 `[2, head_dim]`: gains of q and k norms.
     pub qk_gains: Option<Buffer>,
     pub o: Part,
-    pub ffn_norm: Buffer,
+    pub post_attn_norm: Option<NormWeights>,
+    pub ffn_norm: Option<NormWeights>,
+    pub post_ffn_norm: Option<NormWeights>,
     pub gate_up: Vec<Part>,
     pub down: Part,
 }
 
 pub struct ModelWeights {
     pub embedding: PackedMatrix,
+    /// A vector per position, where positions are learned.
+    pub positions: Option<PackedMatrix>,
     /// `None` when the head reads the embedding.
     pub head: Option<Part>,
-    pub output_norm: Buffer,
+    pub output_norm: NormWeights,
     pub layers: Vec<LayerWeights>,
 }
 
@@ -50,6 +62,10 @@ pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelW
     };
     report(0)?;
     let embedding = loader.matrix("embedding", &[WeightRole::TokenEmbedding])?;
+    let positions = match spec.block.learned_positions {
+        true => Some(loader.matrix("positions", &[WeightRole::PositionEmbedding])?),
+        false => None,
+    };
     report(1)?;
     let mut layers = Vec::with_capacity(spec.num_layers as usize);
     for l in 0..spec.num_layers {
@@ -57,13 +73,15 @@ pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelW
         report(u64::from(l) + 2)?;
     }
     let head = match model.weight(WeightRole::LmHead)? {
-        Some(_) => Some(loader.part("head", &[(WeightRole::LmHead, None)], 0)?),
+        Some(_) => Some(loader.part("head", &[(WeightRole::LmHead, Some(WeightRole::HeadBias))], 0)?),
         None => None,
     };
-    let output_norm = loader.vector("output norm", WeightRole::OutputNorm, stride(spec.hidden_size))?;
+    let output_norm = loader
+        .norm("output norm", WeightRole::OutputNorm, Some(WeightRole::OutputNormBias))?
+        .ok_or(LoadError::MissingWeight { role: WeightRole::OutputNorm })?;
     loader.uploader.flush()?;
     report(total)?;
-    Ok(ModelWeights { embedding, head, output_norm, layers })
+    Ok(ModelWeights { embedding, positions, head, output_norm, layers })
 }
 
 struct Loader<'a> {
@@ -88,13 +106,17 @@ impl Loader<'_> {
         let up_at = stride(spec.intermediate_size);
         let gate_up =
             [(WeightRole::Gate(l), WeightRole::GateBias(l), 0), (WeightRole::Up(l), WeightRole::UpBias(l), up_at)];
+        let up = [(WeightRole::Up(l), WeightRole::UpBias(l), 0)];
+        let gate_up: &[_] = if spec.block.mlp == MlpKind::Gated { &gate_up } else { &up };
         Ok(LayerWeights {
-            attn_norm: self.vector("attention norm", WeightRole::AttnNorm(l), stride(spec.hidden_size))?,
+            attn_norm: self.norm("attention norm", WeightRole::AttnNorm(l), Some(WeightRole::AttnNormBias(l)))?,
             qkv: self.fused("qkv", &qkv)?,
             qk_gains: if spec.qk_norm { Some(self.qk_gains(l)?) } else { None },
             o: self.part("o", &[(WeightRole::O(l), Some(WeightRole::OBias(l)))], 0)?,
-            ffn_norm: self.vector("ffn norm", WeightRole::FfnNorm(l), stride(spec.hidden_size))?,
-            gate_up: self.fused("gate+up", &gate_up)?,
+            post_attn_norm: self.norm("norm after attention", WeightRole::PostAttnNorm(l), None)?,
+            ffn_norm: self.norm("ffn norm", WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
+            post_ffn_norm: self.norm("norm after ffn", WeightRole::PostFfnNorm(l), None)?,
+            gate_up: self.fused("gate+up", gate_up)?,
             down: self.part("down", &[(WeightRole::Down(l), Some(WeightRole::DownBias(l)))], 0)?,
         })
     }
@@ -137,16 +159,29 @@ impl Loader<'_> {
         let model = self.model;
         let views = roles.iter().map(|&r| view(model, r)).collect::<Result<Vec<_>, _>>()?;
         let k = views[0].shape.last().copied().unwrap_or(0) as u32;
-        let parts: Vec<&[u8]> = views.iter().map(|v| v.bytes).collect();
+        let parts: Vec<&[u8]> = views.iter().map(|v| v.bytes.as_ref()).collect();
         let label = format!("{}{name}", self.label);
         Ok(PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?)
     }
 
-    /// A vector as f32, padded with zeros to `len`.
-    fn vector(&mut self, name: &str, role: WeightRole, len: u32) -> Result<Buffer, LoadError> {
-        let mut values = floats(&view(self.model, role)?)?;
-        values.resize(len as usize, 0.0);
-        self.floats(name, &values)
+    /// A norm's vectors, padded with zeros; `None` when the model has no such norm.
+    fn norm(
+        &mut self,
+        name: &str,
+        gain: WeightRole,
+        bias: Option<WeightRole>,
+    ) -> Result<Option<NormWeights>, LoadError> {
+        let Some(gain) = self.vector(name, gain)? else { return Ok(None) };
+        let bias = bias.map(|role| self.vector(name, role)).transpose()?.flatten();
+        Ok(Some(NormWeights { gain, bias }))
+    }
+
+    /// A vector as f32, padded with zeros; `None` when the model has none.
+    fn vector(&mut self, name: &str, role: WeightRole) -> Result<Option<Buffer>, LoadError> {
+        let Some(view) = self.model.weight(role)? else { return Ok(None) };
+        let mut values = floats(&view)?;
+        values.resize(stride(values.len() as u32) as usize, 0.0);
+        self.floats(name, &values).map(Some)
     }
 
     fn qk_gains(&mut self, l: u32) -> Result<Buffer, LoadError> {
@@ -168,8 +203,5 @@ fn view(model: &Model, role: WeightRole) -> Result<TensorView<'_>, LoadError> {
 }
 
 fn floats(view: &TensorView<'_>) -> Result<Vec<f32>, LoadError> {
-    let mut out = vec![0.0; view.shape.iter().product::<u64>() as usize];
-    quant::dequantize(view.dtype, view.bytes, &mut out)
-        .map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
-    Ok(out)
+    view.to_f32().map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })
 }

@@ -4,7 +4,7 @@
 use super::rope_config;
 use crate::model::error::Fault;
 use crate::model::sidecar::token_ids;
-use crate::model::spec::{ModelSpec, RopePairing};
+use crate::model::spec::{Activation, BlockSpec, ModelSpec};
 use serde_json::{Map, Value};
 
 /// The object in `config.json`.
@@ -17,6 +17,26 @@ pub struct Defaults {
     pub max_position: u32,
     /// `None` is hidden size / heads.
     pub head_dim: Option<u32>,
+    /// Share of each head that rotates; `None` for families that rotate all and refuse another share.
+    pub partial_rotary: Option<f64>,
+    pub activation: Activation,
+    /// Of hidden size; `None` where the key is required.
+    pub intermediate_factor: Option<u32>,
+    pub tie_embeddings: bool,
+}
+
+impl Defaults {
+    /// Of the llama family, but for the context.
+    pub const fn llama(max_position: u32) -> Defaults {
+        Defaults {
+            max_position,
+            head_dim: None,
+            partial_rotary: None,
+            activation: Activation::Silu,
+            intermediate_factor: None,
+            tie_embeddings: false,
+        }
+    }
 }
 
 fn malformed<T>(fault: String) -> Result<T, Fault> {
@@ -26,6 +46,23 @@ fn malformed<T>(fault: String) -> Result<T, Fault> {
 impl<'a> Config<'a> {
     pub fn new(map: &'a Map<String, Value>) -> Self {
         Config(map)
+    }
+
+    /// A copy in which the values of some keys (the second of each pair) are found under others (the first), where the
+    /// family has them.
+    pub fn renamed(&self, names: &[(&str, &str)]) -> Map<String, Value> {
+        let mut map = self.0.clone();
+        for (to, from) in names {
+            if let Some(value) = self.0.get(*from) {
+                map.insert((*to).to_owned(), value.clone());
+            }
+        }
+        map
+    }
+
+    /// True when the key is there, null included.
+    pub fn contains(&self, key: &str) -> bool {
+        self.0.contains_key(key)
     }
 
     /// The value of a key; `None` when it is missing or null.
@@ -121,27 +158,34 @@ impl<'a> Config<'a> {
             }
         };
         let max_position = self.count("max_position_embeddings")?.unwrap_or(defaults.max_position);
-        self.require_silu()?;
+        let intermediate_size = match (self.count("intermediate_size")?, defaults.intermediate_factor) {
+            (Some(size), _) => size,
+            (None, Some(factor)) => hidden_size.saturating_mul(factor),
+            (None, None) => self.required_count("intermediate_size")?,
+        };
+        let activation = self.activation()?.unwrap_or(defaults.activation);
+        let rope = rope_config::from_config(self, head_dim, max_position, defaults.partial_rotary)?;
         let spec = ModelSpec {
             arch: family.to_owned(),
             num_layers,
             hidden_size,
-            intermediate_size: self.required_count("intermediate_size")?,
+            intermediate_size,
             num_heads,
             num_kv_heads: self.count("num_key_value_heads")?.unwrap_or(num_heads),
             head_dim,
             vocab_size: self.required_count("vocab_size")?,
             max_position,
             rms_eps: self.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            rope: rope_config::from_config(self, head_dim, max_position, RopePairing::Half)?,
+            rope,
             qk_norm: false,
+            block: BlockSpec { activation, ..BlockSpec::LLAMA },
             q_bias: false,
             k_bias: false,
             v_bias: false,
             o_bias: false,
             mlp_bias: false,
             windows: Vec::new(),
-            tie_embeddings: self.flag("tie_word_embeddings", false)?,
+            tie_embeddings: self.flag("tie_word_embeddings", defaults.tie_embeddings)?,
             bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id")?,
         };
@@ -155,11 +199,27 @@ impl<'a> Config<'a> {
         }
     }
 
-    fn require_silu(&self) -> Result<(), Fault> {
-        match self.text("hidden_act")? {
-            None | Some("silu" | "swish") => Ok(()),
-            Some(other) => Err(Fault::Unsupported(format!("hidden_act `{other}` is not supported; supported: silu"))),
+    fn activation(&self) -> Result<Option<Activation>, Fault> {
+        let Some(name) = self.text("hidden_act")? else { return Ok(None) };
+        Ok(Some(match name {
+            "silu" | "swish" => Activation::Silu,
+            "gelu" => Activation::Gelu,
+            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+            "relu" => Activation::Relu,
+            other => {
+                let known = "silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu";
+                return Err(Fault::Unsupported(format!("hidden_act `{other}` is not supported; supported: {known}")));
+            }
+        }))
+    }
+
+    /// Windows by `layer_types`, else in all layers but every `pattern`-th.
+    pub fn pattern_windows(&self, num_layers: u32, pattern: u32) -> Result<Vec<Option<u32>>, Fault> {
+        let window = self.window()?;
+        if let Some(types) = self.get("layer_types") {
+            return windows_of_types(types, num_layers, window);
         }
+        Ok((0..num_layers).map(|l| window.filter(|_| !(l + 1).is_multiple_of(pattern))).collect())
     }
 
     /// `sliding_window`: null means none, a missing key transformers' default.

@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
 };
 
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
-    let spec = config.base_spec("llama", &Defaults { max_position: 2048, head_dim: None })?;
+    let spec = config.base_spec("llama", &Defaults::llama(2048))?;
     let bias = config.flag("attention_bias", false)?;
     let mlp_bias = config.flag("mlp_bias", false)?;
     Ok(ModelSpec { q_bias: bias, k_bias: bias, v_bias: bias, o_bias: bias, mlp_bias, ..spec })

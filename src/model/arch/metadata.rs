@@ -5,7 +5,7 @@ use crate::model::error::ModelError;
 use crate::model::gguf::{GgufFile, GgufTensor, GgufValue};
 use crate::model::quant::dequantize;
 use crate::model::rope::yarn_mscale;
-use crate::model::spec::{ModelSpec, RopePairing, RopeScaling, RopeSpec, WeightRole};
+use crate::model::spec::{BlockSpec, ModelSpec, RopePairing, RopeScaling, RopeSpec, WeightRole};
 
 /// The metadata of a model and the records of its tensors.
 pub struct Metadata<'a> {
@@ -26,7 +26,8 @@ impl<'a> Metadata<'a> {
         Err(ModelError::malformed(self.file().path(), fault))
     }
 
-    fn unsupported<T>(&self, fault: String) -> Result<T, ModelError> {
+    /// Refuses the file.
+    pub fn unsupported<T>(&self, fault: String) -> Result<T, ModelError> {
         Err(ModelError::unsupported(self.file().path(), fault))
     }
 
@@ -60,7 +61,18 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    fn number(&self, name: &str) -> Result<Option<f64>, ModelError> {
+    /// A key of the architecture that is true or false.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
+        self.file().bool(&self.key(name))
+    }
+
+    /// True when the file has a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.tensor(name).is_some()
+    }
+
+    /// A key of the architecture that is a finite number.
+    pub fn number(&self, name: &str) -> Result<Option<f64>, ModelError> {
         let key = self.key(name);
         match self.file().f64(&key)? {
             Some(number) if !number.is_finite() => self.malformed(format!("{key} must be a number, not {number}")),
@@ -73,7 +85,7 @@ impl<'a> Metadata<'a> {
     }
 
     fn has(&self, role: WeightRole) -> bool {
-        self.tensor(&super::names::gguf(role)).is_some()
+        self.tensor(&super::names::gguf_name(role)).is_some()
     }
 
     /// Lists of the vocabulary must have one entry per token.
@@ -120,7 +132,8 @@ impl<'a> Metadata<'a> {
                 .unsupported(format!("values of {value_dim} and keys of {head_dim} per head are not supported"));
         }
         let max_position = self.required_count("context_length")?;
-        let Some(rms_eps) = self.number("attention.layer_norm_rms_epsilon")? else {
+        let rms_eps = self.number("attention.layer_norm_rms_epsilon")?;
+        let Some(rms_eps) = rms_eps.or(self.number("attention.layer_norm_epsilon")?) else {
             return self.malformed(format!("{} is missing", self.key("attention.layer_norm_rms_epsilon")));
         };
         let spec = ModelSpec {
@@ -136,11 +149,12 @@ impl<'a> Metadata<'a> {
             rms_eps: rms_eps as f32,
             rope: self.rope(head_dim, max_position, pairing)?,
             qk_norm: false,
+            block: BlockSpec::LLAMA,
             q_bias: self.has(WeightRole::QBias(0)),
             k_bias: self.has(WeightRole::KBias(0)),
             v_bias: self.has(WeightRole::VBias(0)),
             o_bias: self.has(WeightRole::OBias(0)),
-            mlp_bias: self.has(WeightRole::GateBias(0)),
+            mlp_bias: self.has(WeightRole::UpBias(0)),
             windows: Vec::new(),
             tie_embeddings: !self.has(WeightRole::LmHead),
             bos_token_id: self.file().u32("tokenizer.ggml.bos_token_id")?,

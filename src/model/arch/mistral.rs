@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
 };
 
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
-    let spec = config.base_spec("mistral", &Defaults { max_position: 131_072, head_dim: None })?;
+    let spec = config.base_spec("mistral", &Defaults::llama(131_072))?;
     let window = config.window()?;
     Ok(ModelSpec { windows: vec![window; spec.windows.len()], ..spec })
 }

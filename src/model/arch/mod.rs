@@ -4,13 +4,20 @@
 //! Shared readers are [`config`] (`config.json`), [`metadata`] (GGUF) and [`names`] (tensor names).
 
 mod config;
+mod gemma;
+mod gpt2;
+mod gpt_neox;
 mod llama;
 mod metadata;
 mod mistral;
 mod names;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope_config;
+pub mod source;
+mod stablelm;
+mod starcoder2;
 
 use super::error::{Fault, ModelError};
 use super::gguf::GgufFile;
@@ -18,6 +25,7 @@ use super::spec::{ModelSpec, WeightRole};
 use config::Config;
 use metadata::Metadata;
 use serde_json::{Map, Value};
+use source::Source;
 
 /// A family of decoders.
 #[derive(Debug)]
@@ -31,12 +39,24 @@ pub struct Family {
     spec_of_config: fn(&Config) -> Result<ModelSpec, Fault>,
     spec_of_gguf: fn(&Metadata) -> Result<ModelSpec, ModelError>,
     /// The tensor's name in a Hugging Face checkpoint.
-    pub hf_tensor: fn(WeightRole) -> String,
+    pub hf_tensor: fn(&ModelSpec, WeightRole) -> Source,
     /// The tensor's name in a GGUF.
-    pub gguf_tensor: fn(WeightRole) -> String,
+    pub gguf_tensor: fn(&ModelSpec, WeightRole) -> Source,
 }
 
-static FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+static FAMILIES: [Family; 11] = [
+    llama::FAMILY,
+    mistral::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+    phi3::FAMILY,
+    gpt2::FAMILY,
+    gpt_neox::FAMILY,
+    stablelm::FAMILY,
+    starcoder2::FAMILY,
+];
 
 /// The families that can be loaded, for messages.
 pub fn supported() -> String {

@@ -1,14 +1,27 @@
 //! Tensor names that the llama-like families share.
 
-use crate::model::spec::WeightRole;
+use super::source::{Part, Source};
+use crate::model::spec::{ModelSpec, WeightRole};
 
 /// Names of Hugging Face checkpoints (`LlamaForCausalLM` and its relatives).
-pub fn hf(role: WeightRole) -> String {
+pub fn hf(_: &ModelSpec, role: WeightRole) -> Source {
+    hf_name(role).into()
+}
+
+/// The name alone, for families that change some of them.
+pub fn hf_name(role: WeightRole) -> String {
     use WeightRole::*;
     let (layer, part) = match role {
         TokenEmbedding => return "model.embed_tokens.weight".into(),
+        PositionEmbedding => return "model.embed_positions.weight".into(),
         OutputNorm => return "model.norm.weight".into(),
+        OutputNormBias => return "model.norm.bias".into(),
         LmHead => return "lm_head.weight".into(),
+        HeadBias => return "lm_head.bias".into(),
+        AttnNormBias(l) => (l, "input_layernorm.bias"),
+        PostAttnNorm(l) => (l, "post_attention_layernorm.weight"),
+        FfnNormBias(l) => (l, "post_attention_layernorm.bias"),
+        PostFfnNorm(l) => (l, "post_feedforward_layernorm.weight"),
         AttnNorm(l) => (l, "input_layernorm.weight"),
         Q(l) => (l, "self_attn.q_proj.weight"),
         K(l) => (l, "self_attn.k_proj.weight"),
@@ -32,12 +45,24 @@ pub fn hf(role: WeightRole) -> String {
 }
 
 /// Names of GGUF files.
-pub fn gguf(role: WeightRole) -> String {
+pub fn gguf(_: &ModelSpec, role: WeightRole) -> Source {
+    gguf_name(role).into()
+}
+
+/// The name alone.
+pub fn gguf_name(role: WeightRole) -> String {
     use WeightRole::*;
     let (layer, part) = match role {
         TokenEmbedding => return "token_embd.weight".into(),
+        PositionEmbedding => return "position_embd.weight".into(),
         OutputNorm => return "output_norm.weight".into(),
+        OutputNormBias => return "output_norm.bias".into(),
         LmHead => return "output.weight".into(),
+        HeadBias => return "output.bias".into(),
+        AttnNormBias(l) => (l, "attn_norm.bias"),
+        PostAttnNorm(l) => (l, "post_attention_norm.weight"),
+        FfnNormBias(l) => (l, "ffn_norm.bias"),
+        PostFfnNorm(l) => (l, "post_ffw_norm.weight"),
         AttnNorm(l) => (l, "attn_norm.weight"),
         Q(l) => (l, "attn_q.weight"),
         K(l) => (l, "attn_k.weight"),
@@ -58,4 +83,33 @@ pub fn gguf(role: WeightRole) -> String {
         DownBias(l) => (l, "ffn_down.bias"),
     };
     format!("blk.{layer}.{part}")
+}
+
+/// GGUF files whose Q, K and V are one tensor, `attn_qkv`.
+pub fn gguf_fused_qkv(spec: &ModelSpec, role: WeightRole) -> Source {
+    use WeightRole::*;
+    let dim = u64::from(spec.head_dim);
+    let (q, kv) = (u64::from(spec.num_heads) * dim, u64::from(spec.num_kv_heads) * dim);
+    let (layer, kind, from) = match role {
+        Q(l) => (l, "weight", 0),
+        K(l) => (l, "weight", q),
+        V(l) => (l, "weight", q + kv),
+        QBias(l) => (l, "bias", 0),
+        KBias(l) => (l, "bias", q),
+        VBias(l) => (l, "bias", q + kv),
+        other => return gguf(spec, other),
+    };
+    Source::part(format!("blk.{layer}.attn_qkv.{kind}"), Part::Rows { from, of: q + 2 * kv })
+}
+
+/// Those in which `ffn_up` holds gate and, behind it, up as well.
+pub fn gguf_fused_qkv_and_up(spec: &ModelSpec, role: WeightRole) -> Source {
+    use WeightRole::*;
+    let ffn = u64::from(spec.intermediate_size);
+    let (layer, from) = match role {
+        Gate(l) => (l, 0),
+        Up(l) => (l, ffn),
+        other => return gguf_fused_qkv(spec, other),
+    };
+    Source::part(format!("blk.{layer}.ffn_up.weight"), Part::Rows { from, of: 2 * ffn })
 }

@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
 };
 
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
-    let spec = config.base_spec("qwen2", &Defaults { max_position: 32_768, head_dim: None })?;
+    let spec = config.base_spec("qwen2", &Defaults::llama(32_768))?;
     let windows = config.qwen_windows(spec.num_layers)?;
     Ok(ModelSpec { q_bias: true, k_bias: true, v_bias: true, windows, ..spec })
 }

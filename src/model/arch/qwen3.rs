@@ -17,7 +17,7 @@ pub const FAMILY: Family = Family {
 };
 
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
-    let spec = config.base_spec("qwen3", &Defaults { max_position: 32_768, head_dim: Some(128) })?;
+    let spec = config.base_spec("qwen3", &Defaults { head_dim: Some(128), ..Defaults::llama(32_768) })?;
     let bias = config.flag("attention_bias", false)?;
     let windows = config.qwen_windows(spec.num_layers)?;
     Ok(ModelSpec { qk_norm: true, q_bias: bias, k_bias: bias, v_bias: bias, o_bias: bias, windows, ..spec })

@@ -7,25 +7,53 @@ use crate::model::spec::{RopePairing, RopeScaling, RopeSpec};
 
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Reads either style; `rope_scaling`, where given, wins, as in transformers.
-pub fn from_config(config: &Config, head_dim: u32, max_position: u32, pairing: RopePairing) -> Result<RopeSpec, Fault> {
+/// Reads either style; `rope_scaling`, where given, wins, as in transformers. `partial` is the family's share of each
+/// head that rotates, `None` where it has no such key. Parameters by layer type count as those of full attention.
+pub fn from_config(config: &Config, head_dim: u32, max_position: u32, partial: Option<f64>) -> Result<RopeSpec, Fault> {
     let parameters = config.object("rope_parameters")?;
+    let parameters = match parameters {
+        Some(parameters) => parameters.object("full_attention")?.or(Some(parameters)),
+        None => None,
+    };
     let legacy = config.object("rope_scaling")?;
     let rope = legacy.as_ref().or(parameters.as_ref());
     let theta = match (&legacy, &parameters) {
         (Some(rope), _) | (None, Some(rope)) if rope.get("rope_theta").is_some() => rope.number("rope_theta")?,
         _ => config.number("rope_theta")?,
     };
-    for source in rope.into_iter().chain([config]) {
-        if let Some(share) = source.number("partial_rotary_factor")?.filter(|&share| share != 1.0) {
-            return Err(Fault::Unsupported(format!("partial_rotary_factor {share} is not supported for this family")));
+    let mut share = partial.unwrap_or(1.0);
+    for source in [Some(config), rope].into_iter().flatten() {
+        match (source.number("partial_rotary_factor")?, partial) {
+            (Some(given), Some(_)) => share = given,
+            (Some(given), None) if given != 1.0 => {
+                let fault = format!("partial_rotary_factor {given} is not supported for this family");
+                return Err(Fault::Unsupported(fault));
+            }
+            _ => {}
         }
     }
+    let rotary_dim = (f64::from(head_dim) * share) as u32;
     let scaling = match rope {
         None => RopeScaling::None,
         Some(rope) => scaling(rope, config, max_position)?,
     };
-    Ok(RopeSpec { theta: theta.unwrap_or(DEFAULT_THETA), rotary_dim: head_dim, pairing, scaling })
+    let theta = theta.unwrap_or(DEFAULT_THETA);
+    Ok(RopeSpec { theta, rotary_dim, pairing: RopePairing::Half, scaling })
+}
+
+/// The rope of windowed layers where it differs from that of the others (gemma3): `rope_parameters.sliding_attention`,
+/// else `rope_local_base_freq`.
+pub fn windowed(config: &Config, full: &RopeSpec, max_position: u32) -> Result<RopeSpec, Fault> {
+    let parameters = config.object("rope_parameters")?;
+    let own = match &parameters {
+        Some(parameters) => parameters.object("sliding_attention")?,
+        None => None,
+    };
+    let (theta, scaling) = match &own {
+        Some(own) => (own.number("rope_theta")?, scaling(own, config, max_position)?),
+        None => (config.number("rope_local_base_freq")?, RopeScaling::None),
+    };
+    Ok(RopeSpec { theta: theta.unwrap_or(DEFAULT_THETA), scaling, ..full.clone() })
 }
 
 fn scaling(rope: &Config, config: &Config, max_position: u32) -> Result<RopeScaling, Fault> {

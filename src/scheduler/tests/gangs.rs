@@ -1,8 +1,8 @@
 //! Gangs on the scheduler alone: what is shared, copied, given up and taken back.
 
 use super::{
-    CheckLevel, GangAdvance, GangBlocks, GangChild, GangNext, NewSequence, PlanInputs, Scheduler, SchedulerConfig,
-    StepPlan, VictimPolicy,
+    CheckLevel, GangAdvance, GangBlocks, GangChild, GangNext, NewSequence, PlanInputs, QueuePolicy, Scheduler,
+    SchedulerConfig, StepPlan, VictimPolicy,
 };
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
@@ -18,6 +18,8 @@ fn scheduler(num_blocks: u32) -> Scheduler {
         watermark_blocks: 0,
         max_preemptions: 100,
         victim: VictimPolicy::LastIn,
+        queue_policy: QueuePolicy::Fcfs,
+        aging_steps: 100,
         check: CheckLevel::Full,
     };
     Scheduler::new(config, KvCache::new(KvConfig { num_blocks, block_size: 4, enable_prefix_cache: false }))
@@ -33,6 +35,8 @@ fn request(id: u64, prompt: Vec<TokenId>) -> NewSequence {
         eos_ids: vec![],
         priority: 0,
         cache_salt: 0,
+        adapter: 0,
+        client: 0,
     }
 }
 

@@ -244,6 +244,52 @@ fn everything_is_there_again_after_a_restart() {
 }
 
 #[test]
+fn chats_keep_their_hues_over_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = app_in(dir.path());
+    let first = ask(&mut app, "One", 4);
+    wait_idle(&mut app);
+    send(&mut app, UiCommand::NewChat);
+    let second = ask(&mut app, "Two", 4);
+    wait_idle(&mut app);
+    let hues = |app: &App| [first, second].map(|id| state(app).owners.hue(id.0));
+    let before = hues(&app);
+    assert_ne!(before[0], before[1]);
+    app.state_mut().core.shut_down();
+    drop(app);
+    // Only the second chat is shown again, so that it alone would be first in line for a hue.
+    let mut app = app_in(dir.path());
+    assert_eq!(focused(&app), second);
+    assert_eq!(state(&app).owners.hue(second.0), before[1]);
+    send(&mut app, UiCommand::OpenChat(first));
+    app.run_steps(2);
+    assert_eq!(hues(&app), before);
+}
+
+#[test]
+fn a_copied_chat_and_another_version_say_what_they_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = app_in(dir.path());
+    let long = "Tell me about the sea, the wind, the boats and the people who live by them. ".repeat(6);
+    let id = ask(&mut app, &long, 40);
+    wait_idle(&mut app);
+    let answer = *chat(&app, id).path().last().unwrap();
+    assert!(!screen(&app).contains("with version"), "the first version shares with nobody");
+    send(&mut app, UiCommand::Regenerate { chat: id, message: answer });
+    wait_idle(&mut app);
+    let text = screen(&app);
+    assert!(text.contains("tokens with version 1"), "{text}");
+    let second = *chat(&app, id).path().last().unwrap();
+    send(&mut app, UiCommand::BranchAsChat { chat: id, message: second });
+    let copy = focused(&app);
+    assert_ne!(copy, id);
+    send(&mut app, UiCommand::SendText { chat: copy, text: "And then?".into() });
+    wait_idle(&mut app);
+    let text = screen(&app);
+    assert!(text.contains(&format!("tokens with “{}”", chat(&app, id).title)), "{text}");
+}
+
+#[test]
 fn a_killed_process_loses_at_most_a_second_of_four_streams() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_with(dir.path(), slow(10));

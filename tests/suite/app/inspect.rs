@@ -1,23 +1,18 @@
 //! Inspect without a window: the model against a small engine, the workspace's states as accessibility-tree text, and
 //! the cost of a frame.
 
+#[path = "inspect_screens.rs"]
+mod screens;
 #[path = "inspect_world.rs"]
 mod world;
 
-use egui::accesskit::Role;
-use egui_kittest::Harness;
-use egui_kittest::kittest::{NodeT, Queryable};
-use kvasir::app::inspect::map::BlockMap;
-use kvasir::app::inspect::views::block_look::BlockFilter;
-use kvasir::app::inspect::views::block_map::BlockOrder;
-use kvasir::app::inspect::views::block_tables;
-use kvasir::app::inspect::words;
-use kvasir::app::inspect::{Cursor, InspectCommand, InspectModel, InspectView, Selection, inspect_ui, live_dock_ui};
-use kvasir::app::theme::{OwnerPalette, Theme};
+use kvasir::app::inspect::map::{BlockMap, Counts};
+use kvasir::app::inspect::{Cursor, InspectCommand, InspectModel, Selection};
+use kvasir::app::theme::OwnerPalette;
 use kvasir::ids::{BlockId, RequestId};
 use kvasir::telemetry::BlockState;
 use proptest::prelude::*;
-use world::{Job, World, crowd, demo_jobs};
+use world::{Job, World, crowd, crowded_jobs, demo_jobs};
 
 fn palette() -> OwnerPalette {
     let mut palette = OwnerPalette::default();
@@ -32,7 +27,9 @@ fn palette() -> OwnerPalette {
 
 fn model_of(world: &World) -> InspectModel {
     let mut model = InspectModel::default();
+    model.set_manages_prefixes(true);
     model.ingest(&world.telemetry, &palette());
+    model.read_previews(None);
     model
 }
 
@@ -53,6 +50,16 @@ fn check_map(map: &BlockMap, world: &World) {
         }
     }
     assert_eq!(map.eviction_order(), snapshot.eviction_order);
+    for (cell, info) in map.cells().iter().zip(&snapshot.blocks) {
+        assert_eq!(cell.is_pinned, info.pinned);
+    }
+    let host: Vec<_> = map.host().iter().map(|(host, c)| (host, c.request)).collect();
+    assert_eq!(host, snapshot.host.iter().map(|b| (b.host, b.request)).collect::<Vec<_>>());
+    assert_eq!(
+        (map.host().num_swapped(), map.host().num_cached()),
+        (snapshot.kv.host_swapped, snapshot.kv.host_cached)
+    );
+    assert_eq!(map.counts().pinned, snapshot.kv.pinned);
     for request in &snapshot.requests {
         let table = map.tables().get(&request.id).cloned().unwrap_or_default();
         assert_eq!(table, request.blocks, "table of request {}", request.id);
@@ -80,9 +87,48 @@ fn the_map_follows_the_engine_step_by_step() {
     assert!(record(|r| r.kv.evicted_this_step > 0) > 0, "and to evict");
 }
 
+/// Steps of [`crowded_world`] at which requests wait in host memory, and at which choices run beside each other.
+const CROWDED_STEP: u64 = 260;
+const FORKED_STEP: u64 = 60;
+
+/// A pool that is too small: forks, copies, swaps, recomputes, pins and a host tier all happen.
+fn crowded_world(steps: u64) -> World {
+    let mut world = World::with_host(97, 40, 128, crowded_jobs());
+    world.pin_at(20, 1, true);
+    world.pin_at(420, 1, false);
+    world.run(steps);
+    world
+}
+
+#[test]
+fn the_map_follows_forks_copies_swaps_and_pins() {
+    let mut world = crowded_world(0);
+    let mut model = InspectModel::default();
+    let mut seen = std::collections::BTreeMap::new();
+    for _ in 0..900 {
+        world.step();
+        model.ingest(&world.telemetry, &palette());
+        check_map(model.map().unwrap(), &world);
+        let record = &model.entry().unwrap().record;
+        for delta in &record.deltas {
+            let word = serde_json::to_value(delta).unwrap().as_object().unwrap().keys().next().unwrap().clone();
+            *seen.entry(word).or_insert(0) += 1;
+        }
+        for p in &record.preempted {
+            *seen.entry(format!("{:?}", p.mode)).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(model.num_resyncs(), 0, "deltas alone were enough");
+    for word in ["copy", "swap_out", "swap_in", "host_free", "pin", "unpin", "Swap", "Recompute"] {
+        assert!(seen.get(word).is_some_and(|n| *n > 0), "the world has no {word}: {seen:?}");
+    }
+    let late = BlockMap::from_snapshot(&world.snapshot());
+    assert_eq!(late.counts().pinned, world.snapshot().kv.pinned);
+}
+
 fn jobs() -> impl Strategy<Value = Vec<Job>> {
-    let job = (1..80u64, 0..4u64, 0..3u64, 0..4u32, 17..200u32, 1..60u32).prop_map(
-        |(arrive, owner, prefix, prefix_blocks, prompt, output)| Job {
+    let job = (1..80u64, 0..4u64, 0..3u64, 0..4u32, 17..200u32, 1..60u32, 1..4u32).prop_map(
+        |(arrive, owner, prefix, prefix_blocks, prompt, output, choices)| Job {
             arrive,
             owner,
             label: format!("owner {owner}"),
@@ -90,6 +136,7 @@ fn jobs() -> impl Strategy<Value = Vec<Job>> {
             prefix_blocks: prefix_blocks.min(prompt / 16),
             prompt,
             output,
+            choices,
         },
     );
     proptest::collection::vec(job, 1..10)
@@ -99,8 +146,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn scrubbing_back_equals_keyframe_and_replay(jobs in jobs(), stops in proptest::collection::vec(1..400u64, 1..12)) {
-        let mut world = World::new(40, 64, jobs);
+    fn scrubbing_back_equals_keyframe_and_replay(
+        jobs in jobs(),
+        num_host in 0..24u32,
+        pins in proptest::collection::vec((1..400u64, 0..3u64, any::<bool>()), 0..6),
+        stops in proptest::collection::vec(1..400u64, 1..12),
+    ) {
+        let mut world = World::with_host(40, num_host, 64, jobs);
+        pins.into_iter().for_each(|(step, prefix, is_pinned)| world.pin_at(step, prefix, is_pinned));
         let mut model = InspectModel::default();
         let mut maps = Vec::new();
         for step in 1..=400u64 {
@@ -114,8 +167,13 @@ proptest! {
             model.apply(InspectCommand::GoToStep(step));
             let map = model.map().expect("every step was recorded");
             prop_assert_eq!(map, &model.history().map_at(step).unwrap());
-            prop_assert_eq!(map.counts(), maps[step as usize - 1].counts());
+            // A snapshot does not say what was copied from what.
+            let counts = Counts { copied: 0, ..map.counts().clone() };
+            prop_assert_eq!(&counts, maps[step as usize - 1].counts());
             prop_assert_eq!(map.tables(), maps[step as usize - 1].tables());
+            let host = |map: &BlockMap| map.host().iter().map(|(host, c)| (host, c.request)).collect::<Vec<_>>();
+            prop_assert_eq!(host(map), host(&maps[step as usize - 1]));
+            prop_assert_eq!(map.eviction_order(), maps[step as usize - 1].eviction_order());
         }
     }
 
@@ -202,254 +260,6 @@ fn pausing_holds_the_step_while_the_engine_goes_on() {
     model.apply(InspectCommand::GoLive);
     assert_eq!(model.step(), Some(170));
     assert_eq!(model.apply(InspectCommand::RunDemo), Some(InspectCommand::RunDemo), "the window's to do");
-}
-
-// ---- the workspace -------------------------------------------------------------------------------------------------
-
-const WIDE: [f32; 2] = [1396.0, 840.0];
-const SMALL: [f32; 2] = [916.0, 540.0];
-
-struct Screen {
-    model: InspectModel,
-    view: InspectView,
-    theme: Theme,
-    commands: Vec<InspectCommand>,
-    is_dock: bool,
-}
-
-fn harness(model: InspectModel, size: [f32; 2], is_dark: bool) -> Harness<'static, Screen> {
-    let theme = Theme::new(is_dark);
-    let screen = Screen { model, view: InspectView::default(), theme, commands: Vec::new(), is_dock: false };
-    let mut harness = Harness::builder().with_size(size).with_step_dt(1.0 / 30.0).wgpu().build_ui_state(
-        |ui, screen: &mut Screen| {
-            let mut commands = Vec::new();
-            if screen.is_dock {
-                screen.theme.panel_frame().show(ui, |ui| {
-                    live_dock_ui(ui, &screen.model, &screen.theme, &mut commands);
-                });
-            } else {
-                inspect_ui(ui, &mut screen.view, &screen.model, &screen.theme, &mut commands);
-            }
-            for command in commands {
-                screen.commands.push(command.clone());
-                screen.model.apply(command);
-            }
-        },
-        screen,
-    );
-    theme.apply(&harness.ctx);
-    harness.run_steps(4);
-    harness
-}
-
-/// What a screen reader finds, one line per node that has words.
-fn tree(harness: &Harness<'_, Screen>) -> String {
-    fn walk(node: &egui_kittest::Node<'_>, depth: usize, out: &mut String) {
-        let access = node.accesskit_node();
-        // The runs of a label repeat it.
-        if access.role() == Role::TextRun {
-            return;
-        }
-        let label = access.label().filter(|l| !l.is_empty()).or_else(|| access.value());
-        let mut inner = depth;
-        if let Some(label) = label {
-            let role = format!("{:?}", access.role());
-            out.push_str(&format!("{}{role}: {label}\n", "  ".repeat(depth)));
-            inner += 1;
-        }
-        for child in node.children() {
-            walk(&child, inner, out);
-        }
-    }
-    let mut out = String::new();
-    for child in harness.root().children() {
-        walk(&child, 0, &mut out);
-    }
-    out
-}
-
-#[test]
-fn pictures() {
-    let mut results = egui_kittest::SnapshotResults::new();
-    let mut dark = harness(model_of(&demo_world(330)), SMALL, true);
-    results.add(dark.try_snapshot("inspect_pool_dark"));
-    let mut light = harness(model_of(&demo_world(330)), SMALL, false);
-    light.state_mut().view.order = BlockOrder::Tables;
-    light.state_mut().model.apply(InspectCommand::GoToStep(215));
-    light.run_steps(3);
-    results.add(light.try_snapshot("inspect_tables_light"));
-    let mut dock = harness(model_of(&demo_world(330)), [360.0, 340.0], true);
-    dock.state_mut().is_dock = true;
-    dock.run_steps(3);
-    results.add(dock.try_snapshot("live_dock_dark"));
-}
-
-#[test]
-fn states_as_text() {
-    let empty = harness(model_of(&World::new(129, 64, Vec::new())), SMALL, true);
-    insta::assert_snapshot!("inspect_empty", tree(&empty));
-
-    let no_model = harness(InspectModel::default(), SMALL, true);
-    insta::assert_snapshot!("inspect_no_model", tree(&no_model));
-
-    let mut running = harness(model_of(&demo_world(330)), WIDE, true);
-    insta::assert_snapshot!("inspect_running", tree(&running));
-
-    running.state_mut().view.order = BlockOrder::Tables;
-    running.state_mut().model.apply(InspectCommand::GoToStep(200));
-    running.run_steps(3);
-    insta::assert_snapshot!("inspect_paused_block_tables", tree(&running));
-
-    running.state_mut().view.order = BlockOrder::Pool;
-    running.state_mut().model.apply(InspectCommand::Select(Selection::Block(BlockId(2))));
-    running.run_steps(3);
-    let text = tree(&running);
-    assert!(text.contains("used, shared by 4"), "{text}");
-    insta::assert_snapshot!("inspect_block_selected", text);
-
-    let mut dock = harness(model_of(&demo_world(330)), [360.0, 420.0], true);
-    dock.state_mut().is_dock = true;
-    dock.run_steps(3);
-    insta::assert_snapshot!("live_dock", tree(&dock));
-}
-
-#[test]
-fn a_click_on_a_block_pins_it_and_escape_lets_go() {
-    let mut h = harness(model_of(&demo_world(330)), WIDE, true);
-    let rect =
-        h.get_by_role_and_label(Role::GraphicsObject, &words::map_sentence(h.state().model.map().unwrap())).rect();
-    let at = rect.min + egui::vec2(5.0, 5.0);
-    h.hover_at(at);
-    h.run_steps(2);
-    assert!(h.query_by_label_contains("Block 1 · used, shared by 4").is_some(), "hover answers in one line");
-    h.drag_at(at);
-    h.drop_at(at);
-    h.run_steps(2);
-    assert_eq!(h.state().model.selection(), Some(Selection::Block(BlockId(1))));
-    h.key_press(egui::Key::ArrowRight);
-    h.run_steps(2);
-    assert_eq!(h.state().model.selection(), Some(Selection::Block(BlockId(2))));
-    h.key_press(egui::Key::Escape);
-    h.run_steps(2);
-    assert_eq!(h.state().model.selection(), None);
-}
-
-#[test]
-fn keys_move_through_time() {
-    let mut h = harness(model_of(&demo_world(330)), WIDE, true);
-    let presses = [
-        (egui::Key::Space, Cursor::Paused(330)),
-        (egui::Key::Comma, Cursor::Paused(329)),
-        (egui::Key::Comma, Cursor::Paused(328)),
-        (egui::Key::Period, Cursor::Paused(329)),
-        (egui::Key::Home, Cursor::Paused(1)),
-        (egui::Key::End, Cursor::Live),
-    ];
-    for (key, cursor) in presses {
-        h.key_press(key);
-        h.run_steps(2);
-        assert_eq!(h.state().model.cursor(), cursor, "after {key:?}");
-    }
-}
-
-#[test]
-fn the_legend_filters_and_the_demo_button_asks_for_the_demo() {
-    let mut h = harness(model_of(&demo_world(330)), WIDE, true);
-    h.get_by_label_contains("Show only shared").click();
-    h.run_steps(2);
-    assert_eq!(h.state().view.filter, Some(BlockFilter::Shared));
-    h.get_by_label_contains("Show only shared").click();
-    h.run_steps(2);
-    assert_eq!(h.state().view.filter, None);
-
-    let mut h = harness(model_of(&World::new(129, 64, Vec::new())), SMALL, false);
-    h.get_by_label("Run the demo").click();
-    h.run_steps(2);
-    assert_eq!(h.state().commands, [InspectCommand::RunDemo]);
-}
-
-#[test]
-fn a_dock_lane_leads_to_inspect() {
-    let mut h = harness(model_of(&demo_world(330)), [360.0, 420.0], true);
-    h.state_mut().is_dock = true;
-    h.run_steps(3);
-    h.get_by_label_contains("Plan a trip to Oslo: ").click();
-    h.run_steps(2);
-    assert_eq!(
-        h.state().commands,
-        [InspectCommand::Select(Selection::Request(RequestId(4))), InspectCommand::OpenInspect]
-    );
-}
-
-#[test]
-fn nothing_repaints_by_itself() {
-    for is_dock in [false, true] {
-        let mut h = harness(model_of(&demo_world(330)), WIDE, true);
-        h.state_mut().is_dock = is_dock;
-        h.run_steps(60);
-        let delay = h.output().viewport_output[&egui::ViewportId::ROOT].repaint_delay;
-        assert!(delay > std::time::Duration::from_secs(3_600), "asked for a repaint in {delay:?}");
-    }
-}
-
-#[test]
-fn a_shared_prefix_is_one_group() {
-    let model = model_of(&demo_world(200));
-    let groups = block_tables::groups(model.map().unwrap());
-    let shared: Vec<_> = groups.iter().filter(|g| g.num_shared > 0).collect();
-    assert_eq!(shared.len(), 1);
-    assert_eq!((shared[0].requests.len(), shared[0].num_shared), (4, 6));
-}
-
-/// What a frame costs: build and tessellate in microseconds (least and 95th percentile), and vertices to draw.
-struct FrameCost {
-    least_us: u64,
-    p95_us: u64,
-    num_vertices: usize,
-}
-
-fn frame_cost(num_blocks: u32, num_requests: u32) -> FrameCost {
-    let mut world = World::new(num_blocks, 4_096, crowd(num_blocks, 0.7, num_requests));
-    world.run(80);
-    let ctx = egui::Context::default();
-    Theme::DARK.apply(&ctx);
-    let (mut view, mut model, palette) = (InspectView::default(), InspectModel::default(), palette());
-    let (mut times, mut num_vertices) = (Vec::new(), 0);
-    for frame in 0..110 {
-        world.step();
-        let input = egui::RawInput {
-            screen_rect: Some(egui::Rect::from_min_size(egui::Pos2::ZERO, egui::vec2(1440.0, 900.0))),
-            time: Some(f64::from(frame) / 30.0),
-            ..Default::default()
-        };
-        let start = std::time::Instant::now();
-        model.ingest(&world.telemetry, &palette);
-        let output = ctx.run_ui(input, |ui| inspect_ui(ui, &mut view, &model, &Theme::DARK, &mut Vec::new()));
-        let primitives = ctx.tessellate(output.shapes, output.pixels_per_point);
-        times.push(start.elapsed().as_micros() as u64);
-        num_vertices = primitives.iter().map(num_vertices_of).sum();
-        assert!(model.map().is_some());
-    }
-    let mut warm = times.split_off(10);
-    warm.sort_unstable();
-    FrameCost { least_us: warm[0], p95_us: warm[warm.len() * 95 / 100], num_vertices }
-}
-
-fn num_vertices_of(primitive: &egui::ClippedPrimitive) -> usize {
-    match &primitive.primitive {
-        egui::epaint::Primitive::Mesh(mesh) => mesh.vertices.len(),
-        egui::epaint::Primitive::Callback(_) => 0,
-    }
-}
-
-#[test]
-fn a_frame_costs_little_whatever_the_pool() {
-    for (num_blocks, num_requests) in [(512, 8), (8_192, 32), (131_072, 64)] {
-        let FrameCost { least_us, p95_us, num_vertices } = frame_cost(num_blocks, num_requests);
-        println!("{num_blocks} blocks: frame {least_us} us at least, p95 {p95_us} us, {num_vertices} vertices");
-        assert!(num_vertices > 1_000 && num_vertices < 60_000, "{num_blocks} blocks: {num_vertices} vertices");
-        // What a frame draws does not grow with the pool; how long it takes is printed and not asserted.
-    }
 }
 
 // ---- on the real engine --------------------------------------------------------------------------------------------

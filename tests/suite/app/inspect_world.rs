@@ -1,39 +1,37 @@
 //! A small engine without a model: it makes the telemetry that a scheduler with paged blocks, prefix sharing, chunked
-//! prefill, eviction and preemption would make. Deterministic.
+//! prefill, eviction, preemption by recompute and by swap, forks with copy-on-write, a host tier and pinned prefixes
+//! would make. Deterministic.
 
+#[path = "inspect_jobs.rs"]
+mod jobs;
+#[path = "inspect_snapshot.rs"]
+mod snapshot;
+
+pub use jobs::{Job, crowd, crowded_jobs, demo_jobs};
 use kvasir::ids::{BlockId, RequestId, SeqSlot};
-use kvasir::protocol::{FinishReason, OwnerTag};
+use kvasir::protocol::FinishReason;
 use kvasir::telemetry::{
-    BlockDelta, BlockInfo, BlockState, EngineSnapshot, KvTotals, Limits, PreemptMode, Preemption, RequestInfo,
-    RequestState, RowKind, SeqStep, StepRecord, Telemetry, VictimPolicy, WaitReason,
+    BlockDelta, BlockInfo, BlockState, EngineSnapshot, Limits, PreemptMode, Preemption, RowKind, SeqStep, StepRecord,
+    Telemetry, VictimPolicy, WaitReason,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 pub const BLOCK_SIZE: u32 = 16;
-const WATERMARK: usize = 1;
-
-/// A request to come.
-#[derive(Clone, Debug)]
-pub struct Job {
-    pub arrive: u64,
-    pub owner: u64,
-    pub label: String,
-    /// Jobs of equal prefix share their first `prefix_blocks` blocks.
-    pub prefix: u64,
-    pub prefix_blocks: u32,
-    pub prompt: u32,
-    pub output: u32,
-}
+pub const WATERMARK: usize = 1;
 
 #[derive(Clone, Debug)]
 struct Live {
     id: RequestId,
     job: Job,
+    parent: Option<RequestId>,
+    choice: u32,
     computed: u32,
     outputs: u32,
     cached: u32,
     table: Vec<BlockId>,
+    /// Places in host memory and what is filled there, in logical order.
+    swapped: Vec<(u32, u32)>,
     preemptions: u32,
     submitted_us: u64,
     first_token_us: Option<u64>,
@@ -49,8 +47,42 @@ impl Live {
 
     fn hash(&self, logical: u32) -> u64 {
         let key = if logical < self.job.prefix_blocks { self.job.prefix } else { 1_000_000 + self.id.0 };
-        (key + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(logical).wrapping_mul(0xff51_afd7_ed55_8ccd)
+        content_hash(key, logical)
     }
+}
+
+fn content_hash(key: u64, logical: u32) -> u64 {
+    (key + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(logical).wrapping_mul(0xff51_afd7_ed55_8ccd)
+}
+
+/// What is in a place of host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Free,
+    Swapped(RequestId),
+    Cached(u64),
+}
+
+/// A prefix that jobs share.
+#[derive(Clone, Debug, Default)]
+struct Prefix {
+    blocks: u32,
+    hits: u64,
+    hit_tokens: u64,
+    last_hit_step: u64,
+    is_pinned: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    query_tokens: u64,
+    hit_tokens: u64,
+    host_hit_tokens: u64,
+    preemptions: u64,
+    swaps: u64,
+    copies: u64,
+    computed: u64,
+    recomputed: u64,
 }
 
 pub struct World {
@@ -59,22 +91,32 @@ pub struct World {
     free: VecDeque<BlockId>,
     idle: VecDeque<BlockId>,
     cache: HashMap<u64, BlockId>,
+    host: Vec<Place>,
+    host_cache: BTreeMap<u64, u32>,
     jobs: VecDeque<Job>,
     waiting: VecDeque<Live>,
     running: Vec<Live>,
     done: VecDeque<Live>,
+    /// Prefixes to pin (or unpin) from a step on.
+    pins: Vec<(u64, u64, bool)>,
+    prefixes: BTreeMap<u64, Prefix>,
+    served: BTreeMap<u64, (String, u64)>,
     budget: u32,
     step: u64,
     now_us: u64,
     next_id: u64,
-    query_tokens: u64,
-    hit_tokens: u64,
-    preemptions: u64,
+    counters: Counters,
     record: StepRecord,
+    binding: Option<WaitReason>,
 }
 
 impl World {
-    pub fn new(num_blocks: u32, budget: u32, mut jobs: Vec<Job>) -> World {
+    pub fn new(num_blocks: u32, budget: u32, jobs: Vec<Job>) -> World {
+        World::with_host(num_blocks, 0, budget, jobs)
+    }
+
+    /// With `num_host` places in host memory: preempted requests swap where they fit.
+    pub fn with_host(num_blocks: u32, num_host: u32, budget: u32, mut jobs: Vec<Job>) -> World {
         jobs.sort_by_key(|j| j.arrive);
         let mut blocks = vec![BlockInfo::default(); num_blocks as usize];
         blocks[0].state = BlockState::Null;
@@ -84,21 +126,30 @@ impl World {
             free: (1..num_blocks).map(BlockId).collect(),
             idle: VecDeque::new(),
             cache: HashMap::new(),
+            host: vec![Place::Free; num_host as usize],
+            host_cache: BTreeMap::new(),
             jobs: jobs.into(),
             waiting: VecDeque::new(),
             running: Vec::new(),
             done: VecDeque::new(),
+            pins: Vec::new(),
+            prefixes: BTreeMap::new(),
+            served: BTreeMap::new(),
             budget,
             step: 0,
             now_us: 1_000_000,
             next_id: 1,
-            query_tokens: 0,
-            hit_tokens: 0,
-            preemptions: 0,
+            counters: Counters::default(),
             record: StepRecord::default(),
+            binding: None,
         };
         world.publish();
         world
+    }
+
+    /// Pins (or lets go) the blocks of a prefix that are cached when `step` begins.
+    pub fn pin_at(&mut self, step: u64, prefix: u64, is_pinned: bool) {
+        self.pins.push((step, prefix, is_pinned));
     }
 
     pub fn run(&mut self, steps: u64) {
@@ -110,6 +161,7 @@ impl World {
     pub fn step(&mut self) {
         self.step += 1;
         self.record = StepRecord { step: self.step, t0_us: self.now_us, budget: self.budget, ..StepRecord::default() };
+        self.set_pins();
         while self.jobs.front().is_some_and(|j| j.arrive <= self.step) {
             let job = self.jobs.pop_front().expect("there is a front");
             self.submit(job);
@@ -135,16 +187,45 @@ impl World {
         self.publish();
     }
 
+    fn set_pins(&mut self) {
+        for (step, prefix, is_pinned) in self.pins.clone() {
+            let Some(stat) = self.prefixes.get_mut(&prefix).filter(|_| step == self.step) else { continue };
+            stat.is_pinned = is_pinned;
+            let chain: Vec<BlockId> =
+                (0..stat.blocks).map_while(|l| self.cache.get(&content_hash(prefix, l)).copied()).collect();
+            for block in chain.into_iter().filter(|b| self.blocks[b.idx()].pinned != is_pinned).collect::<Vec<_>>() {
+                self.blocks[block.idx()].pinned = is_pinned;
+                self.blocks[block.idx()].last_step = self.step;
+                self.idle.retain(|b| *b != block);
+                if !is_pinned && self.blocks[block.idx()].refs == 0 {
+                    self.idle.push_back(block);
+                }
+                self.record.deltas.push(if is_pinned {
+                    BlockDelta::Pin { block }
+                } else {
+                    BlockDelta::Unpin { block }
+                });
+            }
+        }
+    }
+
     fn submit(&mut self, job: Job) {
         let id = RequestId(self.next_id);
-        self.next_id += 1;
+        self.next_id += u64::from(job.choices.max(1));
+        if job.prefix_blocks > 0 {
+            self.prefixes.entry(job.prefix).or_default().blocks = job.prefix_blocks;
+        }
+        self.served.entry(job.owner).or_insert_with(|| (job.label.clone(), 0));
         self.waiting.push_back(Live {
             id,
             job,
+            parent: None,
+            choice: 0,
             computed: 0,
             outputs: 0,
             cached: 0,
             table: Vec::new(),
+            swapped: Vec::new(),
             preemptions: 0,
             submitted_us: self.now_us,
             first_token_us: None,
@@ -189,32 +270,94 @@ impl World {
                 break;
             }
             let target = front.target();
+            let full = (target - 1) / BLOCK_SIZE;
+            let is_swapped = !front.swapped.is_empty();
             let hits: Vec<BlockId> =
-                (0..(target - 1) / BLOCK_SIZE).map_while(|l| self.cache.get(&front.hash(l)).copied()).collect();
+                (0..full).take_while(|_| !is_swapped).map_while(|l| self.cache.get(&front.hash(l)).copied()).collect();
+            let places: Vec<(u32, u32)> = match is_swapped {
+                true => front.swapped.clone(),
+                false => (hits.len() as u32..full)
+                    .map_while(|l| self.host_cache.get(&front.hash(l)).map(|host| (*host, BLOCK_SIZE)))
+                    .collect(),
+            };
             let needed = (target.div_ceil(BLOCK_SIZE) as usize).saturating_sub(hits.len());
-            let idle_hits = hits.iter().filter(|b| self.blocks[b.idx()].refs == 0).count();
+            let idle_hits = hits.iter().filter(|b| self.idle.contains(b)).count();
             if needed + WATERMARK > self.free.len() + self.idle.len() - idle_hits {
                 break;
             }
             let mut live = self.waiting.pop_front().expect("there is a front");
-            self.query_tokens += u64::from(target);
-            self.hit_tokens += hits.len() as u64 * u64::from(BLOCK_SIZE);
-            let cached = hits.len() as u32 * BLOCK_SIZE;
-            for (logical, block) in (0u32..).zip(hits) {
+            for (logical, block) in (0u32..).zip(hits.iter().copied()) {
                 self.share(block, live.id, logical);
                 live.table.push(block);
             }
-            live.computed = cached;
-            live.cached = if live.preemptions == 0 { cached } else { live.cached };
-            let kind = if live.preemptions > 0 { RowKind::Recompute { cached } } else { RowKind::Prefill { cached } };
-            let num = (target - cached).min(*budget);
             self.record.admitted.push(live.id);
+            let (id, num_hits, num_host) = (live.id, hits.len() as u32, places.len() as u32);
+            live.swapped.clear();
             self.running.push(live);
             let idx = self.running.len() - 1;
-            assert!(self.reserve(idx, cached + num), "admission counted the blocks");
-            self.push_row(idx, kind, num);
-            *budget -= num;
+            places.into_iter().for_each(|(host, filled)| self.bring_back(idx, host, filled));
+            if is_swapped {
+                self.go_on(idx, budget);
+            } else {
+                self.note_hits(idx, target, num_hits, num_host);
+                self.begin(idx, (num_hits + num_host) * BLOCK_SIZE, budget);
+            }
+            assert!(self.record.rows.iter().any(|r| r.request == id));
         }
+    }
+
+    /// A swapped request takes up where it stopped.
+    fn go_on(&mut self, idx: usize, budget: &mut u32) {
+        let r = &self.running[idx];
+        let num = (r.target() - r.computed).min(*budget);
+        let end = r.computed + num;
+        let is_decode = r.computed + 1 == r.target() && r.outputs > 0;
+        assert!(self.reserve(idx, end), "admission counted the blocks");
+        self.push_row(idx, if is_decode { RowKind::Decode } else { RowKind::Prefill { cached: 0 } }, num);
+        *budget -= num;
+    }
+
+    fn begin(&mut self, idx: usize, cached: u32, budget: &mut u32) {
+        let target = self.running[idx].target();
+        let r = &mut self.running[idx];
+        r.computed = cached;
+        r.cached = if r.preemptions == 0 { cached } else { r.cached };
+        let kind = if r.preemptions > 0 { RowKind::Recompute { cached } } else { RowKind::Prefill { cached } };
+        let num = (target - cached).min(*budget);
+        assert!(self.reserve(idx, cached + num), "admission counted the blocks");
+        self.push_row(idx, kind, num);
+        *budget -= num;
+    }
+
+    fn note_hits(&mut self, idx: usize, target: u32, num_hits: u32, num_host: u32) {
+        let tokens = u64::from((num_hits + num_host) * BLOCK_SIZE);
+        self.counters.query_tokens += u64::from(target);
+        self.counters.hit_tokens += tokens;
+        self.counters.host_hit_tokens += u64::from(num_host * BLOCK_SIZE);
+        if let Some(stat) = self.prefixes.get_mut(&self.running[idx].job.prefix).filter(|_| tokens > 0) {
+            stat.hits += 1;
+            stat.hit_tokens += tokens;
+            stat.last_hit_step = self.step;
+        }
+    }
+
+    /// A block comes back from host memory, as the next of a table.
+    fn bring_back(&mut self, idx: usize, host: u32, filled: u32) {
+        // Bound for the device, it is no longer the cache's to drop.
+        if let Place::Cached(hash) = self.host[host as usize] {
+            self.host_cache.remove(&hash);
+        }
+        let (request, logical) = (self.running[idx].id, self.running[idx].table.len() as u32);
+        assert!(self.reserve(idx, (logical + 1) * BLOCK_SIZE), "admission counted the blocks");
+        let block = self.running[idx].table[logical as usize];
+        self.blocks[block.idx()].filled = filled;
+        self.record.deltas.push(BlockDelta::SwapIn { host, block, request });
+        if let Place::Cached(hash) = std::mem::replace(&mut self.host[host as usize], Place::Free) {
+            self.blocks[block.idx()].hash = Some(hash);
+            self.cache.insert(hash, block);
+            self.record.deltas.push(BlockDelta::Publish { block, hash });
+        }
+        self.record.deltas.push(BlockDelta::HostFree { host });
     }
 
     fn push_row(&mut self, idx: usize, kind: RowKind, num_tokens: u32) {
@@ -231,15 +374,41 @@ impl World {
     }
 
     fn reserve(&mut self, idx: usize, tokens: u32) -> bool {
+        if !self.make_own(idx, tokens) {
+            return false;
+        }
         while (self.running[idx].table.len() as u32) < tokens.div_ceil(BLOCK_SIZE) {
             let Some(block) = self.take_block() else { return false };
             let (request, logical) = (self.running[idx].id, self.running[idx].table.len() as u32);
-            self.record.deltas.push(BlockDelta::Alloc { block, request, logical });
-            self.blocks[block.idx()] =
-                BlockInfo { state: BlockState::Active, refs: 1, last_step: self.step, ..BlockInfo::default() };
+            self.hand_out(block, request, logical);
             self.running[idx].table.push(block);
         }
         true
+    }
+
+    /// Copies the shared block that the next tokens would be written into.
+    fn make_own(&mut self, idx: usize, tokens: u32) -> bool {
+        let r = &self.running[idx];
+        let logical = r.computed / BLOCK_SIZE;
+        let Some(from) = r.table.get(logical as usize).copied().filter(|_| tokens > r.computed) else { return true };
+        if self.blocks[from.idx()].refs < 2 {
+            return true;
+        }
+        let request = r.id;
+        let Some(to) = self.take_block() else { return false };
+        self.hand_out(to, request, logical);
+        self.blocks[to.idx()].filled = self.blocks[from.idx()].filled;
+        self.record.deltas.push(BlockDelta::Copy { from, to, request });
+        self.running[idx].table[logical as usize] = to;
+        self.counters.copies += 1;
+        self.let_go(request, from);
+        true
+    }
+
+    fn hand_out(&mut self, block: BlockId, request: RequestId, logical: u32) {
+        self.record.deltas.push(BlockDelta::Alloc { block, request, logical });
+        self.blocks[block.idx()] =
+            BlockInfo { state: BlockState::Active, refs: 1, last_step: self.step, ..BlockInfo::default() };
     }
 
     fn take_block(&mut self) -> Option<BlockId> {
@@ -249,6 +418,13 @@ impl World {
         let block = self.idle.pop_front()?;
         let hash = self.blocks[block.idx()].hash.expect("idle blocks are published");
         self.cache.remove(&hash);
+        // Half of host memory is for the cache.
+        let place = self.host.iter().position(|p| *p == Place::Free);
+        if let Some(place) = place.filter(|_| self.host_cache.len() < self.host.len() / 2) {
+            self.host[place] = Place::Cached(hash);
+            self.host_cache.insert(hash, place as u32);
+            self.record.deltas.push(BlockDelta::SwapOut { block, host: place as u32, request: None });
+        }
         self.blocks[block.idx()] = BlockInfo { last_step: self.step, ..BlockInfo::default() };
         self.record.deltas.push(BlockDelta::Evict { block });
         Some(block)
@@ -267,42 +443,59 @@ impl World {
 
     /// Gives back a table, the tail first, so that leaves are evicted before roots.
     fn release(&mut self, request: RequestId, table: Vec<BlockId>) {
-        for block in table.into_iter().rev() {
-            let info = &mut self.blocks[block.idx()];
-            info.refs -= 1;
-            info.last_step = self.step;
-            self.record.deltas.push(BlockDelta::Unref { block, request });
-            if info.refs > 0 {
-                continue;
-            }
-            if info.hash.is_some() {
-                info.state = BlockState::CachedIdle;
+        table.into_iter().rev().for_each(|block| self.let_go(request, block));
+    }
+
+    fn let_go(&mut self, request: RequestId, block: BlockId) {
+        let info = &mut self.blocks[block.idx()];
+        info.refs -= 1;
+        info.last_step = self.step;
+        self.record.deltas.push(BlockDelta::Unref { block, request });
+        if info.refs > 0 {
+            return;
+        }
+        if info.hash.is_some() {
+            info.state = BlockState::CachedIdle;
+            if !info.pinned {
                 self.idle.push_back(block);
-                self.record.deltas.push(BlockDelta::CacheIdle { block });
-            } else {
-                *info = BlockInfo { last_step: self.step, ..BlockInfo::default() };
-                self.free.push_back(block);
-                self.record.deltas.push(BlockDelta::Free { block });
             }
+            self.record.deltas.push(BlockDelta::CacheIdle { block });
+        } else {
+            *info = BlockInfo { last_step: self.step, ..BlockInfo::default() };
+            self.free.push_back(block);
+            self.record.deltas.push(BlockDelta::Free { block });
         }
     }
 
     fn preempt(&mut self, idx: usize, beneficiary: RequestId) {
+        let scores = (0u64..).zip(&self.running).map(|(i, r)| (r.id, i)).collect();
         let mut victim = self.running.remove(idx);
         self.record.rows.retain(|r| r.request != victim.id);
+        let places: Vec<u32> = (0u32..).zip(&self.host).filter(|(_, p)| **p == Place::Free).map(|(i, _)| i).collect();
+        let is_swap = !victim.table.is_empty() && places.len() >= victim.table.len();
         self.record.preempted.push(Preemption {
             victim: victim.id,
             beneficiary,
             freed_blocks: victim.table.len() as u32,
-            lost_tokens: victim.computed,
-            mode: PreemptMode::Recompute,
+            lost_tokens: if is_swap { 0 } else { victim.computed },
+            mode: if is_swap { PreemptMode::Swap } else { PreemptMode::Recompute },
             policy: VictimPolicy::LastIn,
-            scores: Vec::new(),
+            scores,
         });
+        if is_swap {
+            self.counters.swaps += 1;
+            for (&block, host) in victim.table.iter().zip(places) {
+                self.host[host as usize] = Place::Swapped(victim.id);
+                victim.swapped.push((host, self.blocks[block.idx()].filled));
+                self.record.deltas.push(BlockDelta::SwapOut { block, host, request: Some(victim.id) });
+            }
+        } else {
+            self.counters.recomputed += u64::from(victim.computed);
+            victim.computed = 0;
+        }
         self.release(victim.id, std::mem::take(&mut victim.table));
-        victim.computed = 0;
         victim.preemptions += 1;
-        self.preemptions += 1;
+        self.counters.preemptions += 1;
         self.waiting.push_front(victim);
     }
 
@@ -312,12 +505,17 @@ impl World {
             let idx = self.running.iter().position(|r| r.id == row.request).expect("rows are of running requests");
             let before = self.running[idx].computed;
             self.running[idx].computed = row.from + row.num_tokens;
+            self.counters.computed += u64::from(row.num_tokens);
+            self.served.entry(self.running[idx].job.owner).or_default().1 += u64::from(row.num_tokens);
             self.fill(idx, before);
             if row.sampled.is_some() {
                 let r = &mut self.running[idx];
                 r.outputs += 1;
                 r.first_token_us.get_or_insert(end_us);
                 r.last_token_us = Some(end_us);
+                if r.outputs == 1 && r.parent.is_none() {
+                    self.fork(idx);
+                }
             }
         }
         let mut i = 0;
@@ -334,6 +532,19 @@ impl World {
             if self.done.len() > 16 {
                 self.done.pop_front();
             }
+        }
+    }
+
+    /// The other choices of a request that has read its prompt.
+    fn fork(&mut self, idx: usize) {
+        for choice in 1..self.running[idx].job.choices {
+            let parent = &self.running[idx];
+            let id = RequestId(parent.id.0 + u64::from(choice));
+            let child = Live { id, parent: Some(parent.id), choice, ..parent.clone() };
+            for (logical, &block) in (0u32..).zip(&child.table) {
+                self.share(block, id, logical);
+            }
+            self.running.push(child);
         }
     }
 
@@ -370,104 +581,10 @@ impl World {
             };
             self.record.waiting.push((r.id, reason));
         }
-    }
-
-    fn totals(&self) -> KvTotals {
-        let count = |f: &dyn Fn(&BlockInfo) -> bool| self.blocks.iter().skip(1).filter(|b| f(b)).count() as u32;
-        KvTotals {
-            total: self.blocks.len() as u32 - 1,
-            used: count(&|b| b.state == BlockState::Active),
-            cached_idle: self.idle.len() as u32,
-            free: self.free.len() as u32,
-            shared: count(&|b| b.refs >= 2),
-            saved: self.blocks.iter().map(|b| b.refs.saturating_sub(1)).sum(),
-            evicted_this_step: self.record.deltas.iter().filter(|d| matches!(d, BlockDelta::Evict { .. })).count()
-                as u32,
-            query_tokens: self.query_tokens,
-            hit_tokens: self.hit_tokens,
-            ..KvTotals::default()
-        }
-    }
-
-    pub fn snapshot(&self) -> EngineSnapshot {
-        let info = |r: &Live, state| RequestInfo {
-            id: r.id,
-            owner: OwnerTag { id: r.job.owner, label: r.job.label.clone() },
-            state,
-            prompt_tokens: r.job.prompt,
-            cached_tokens: r.cached,
-            output_tokens: r.outputs,
-            num_computed: r.computed,
-            blocks: r.table.clone(),
-            parent: None,
-            choice: 0,
-            priority: 0,
-            swapped_blocks: 0,
-            preemptions: r.preemptions,
-            submitted_us: r.submitted_us,
-            first_token_us: r.first_token_us,
-            last_token_us: r.last_token_us,
-            finish: r.finish.clone(),
-        };
-        let waiting = RequestState::Waiting { reason: WaitReason::Budget, preempted: false };
-        let requests = self.running.iter().map(|r| info(r, RequestState::Decoding));
-        let requests = requests.chain(self.waiting.iter().map(|r| info(r, waiting)));
-        let requests = requests.chain(self.done.iter().map(|r| info(r, RequestState::Finished)));
-        EngineSnapshot {
-            step: self.step,
-            t_us: self.now_us,
-            block_size: BLOCK_SIZE,
-            kv_bytes_per_block: 512 << 10,
-            kv: self.totals(),
-            blocks: self.blocks.clone(),
-            eviction_order: self.idle.iter().copied().collect(),
-            requests: requests.collect(),
-            max_num_seqs: 64,
-            max_tokens_per_step: self.budget,
-            preemptions_total: self.preemptions,
-            ..EngineSnapshot::default()
-        }
+        self.binding = self.record.waiting.first().map(|(_, reason)| *reason);
     }
 
     pub fn publish(&self) {
         self.telemetry.publish(self.snapshot());
     }
-}
-
-/// Four chats that share a system prompt, one API request, and a long prompt that arrives late.
-pub fn demo_jobs() -> Vec<Job> {
-    let chat = |arrive, owner, label: &str, prompt, output| Job {
-        arrive,
-        owner,
-        label: label.to_owned(),
-        prefix: 1,
-        prefix_blocks: 6,
-        prompt,
-        output,
-    };
-    vec![
-        chat(1, 11, "Rust lifetimes", 260, 420),
-        chat(9, 12, "Poem about the sea", 140, 300),
-        chat(22, 13, "Translate a letter", 180, 340),
-        chat(40, 14, "Plan a trip to Oslo", 220, 380),
-        Job { prefix: 9, prefix_blocks: 0, ..chat(90, 9_000, "API request 7", 300, 160) },
-        chat(150, 15, "Summarise the minutes", 640, 200),
-        chat(210, 11, "Rust lifetimes", 420, 300),
-    ]
-}
-
-/// Enough requests to keep a pool of `num_blocks` about `share` full.
-pub fn crowd(num_blocks: u32, share: f32, num_requests: u32) -> Vec<Job> {
-    let tokens = (num_blocks as f32 * share) as u32 * BLOCK_SIZE / num_requests;
-    (0..num_requests)
-        .map(|i| Job {
-            arrive: 1,
-            owner: 20 + u64::from(i % 12),
-            label: format!("Chat {}", i + 1),
-            prefix: u64::from(i % 3),
-            prefix_blocks: 4,
-            prompt: (tokens + i * 13).max(100),
-            output: 4_000,
-        })
-        .collect()
 }

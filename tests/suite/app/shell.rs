@@ -3,7 +3,7 @@
 use super::*;
 use egui::{Event, Key, Modifiers};
 use egui_kittest::kittest::Queryable;
-use kvasir::app::state::{DockTab, Workspace};
+use kvasir::app::state::{DockTab, EngineChoices, Workspace};
 
 fn press(app: &mut App, modifiers: Modifiers, key: Key) {
     app.key_press_modifiers(modifiers, key);
@@ -43,6 +43,31 @@ fn panes_split_up_to_four_and_close_again() {
         press(&mut app, Modifiers::COMMAND, Key::W);
         assert_eq!(state(&app).panes.chats.len(), num);
     }
+}
+
+#[test]
+fn policies_are_chosen_for_the_next_load_and_kept() {
+    use kvasir::telemetry::{QueuePolicy, VictimPolicy};
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = app_in(dir.path());
+    send(&mut app, UiCommand::ShowWorkspace(Workspace::Models));
+    app.run_steps(3);
+    assert!(app.query_by_label("Load again").is_none(), "nothing was chosen");
+    app.get_by_role_and_label(egui::accesskit::Role::ComboBox, "Queue").click();
+    app.run_steps(3);
+    app.get_by_label("First come, first served").click();
+    app.run_steps(3);
+    assert_eq!(state(&app).choices.queue, Some(QueuePolicy::Fcfs));
+    assert_eq!(state(&app).choices.victim, None);
+    app.get_by_label("Load again").click();
+    wait_for(&mut app, "the load", |s| s.model().is_some() && s.loaded_with.scheduling_policy == QueuePolicy::Fcfs);
+    app.run_steps(3);
+    assert!(app.query_by_label("Load again").is_none(), "the choice is in force");
+    let choices = EngineChoices { victim: Some(VictimPolicy::LeastComputed), ..state(&app).choices };
+    send(&mut app, UiCommand::SetEngineChoices(choices));
+    app.state_mut().core.shut_down();
+    drop(app);
+    assert_eq!(state(&app_in(dir.path())).choices, choices);
 }
 
 #[test]

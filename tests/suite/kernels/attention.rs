@@ -1,9 +1,12 @@
 //! PagedAttention against its reference, and its promise: bits that depend on a row's keys alone.
 
+use std::collections::BTreeMap;
+
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Recording;
 use kvasir::kernels::RowOutput;
-use kvasir::kernels::attention::{Attention, Buffers, RowKinds, Shape, reference};
+use kvasir::kernels::attention::{Attention, Buffers, Shape, reference};
+use kvasir::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use kvasir::kernels::kv_layout::{KvFormat, KvLayout, padded_head_dim};
 use kvasir::kernels::step_meta;
 
@@ -15,10 +18,17 @@ struct Row {
     seq: u32,
     start: u32,
     count: u32,
+    /// Its first `prefix` tokens are those of this family of rows, in the same blocks.
+    family: u32,
+    prefix: u32,
 }
 
-fn row(seq: u32, start: u32, count: u32) -> Row {
-    Row { seq, start, count }
+const fn row(seq: u32, start: u32, count: u32) -> Row {
+    Row { seq, start, count, family: 0, prefix: 0 }
+}
+
+const fn on_prefix(family: u32, prefix: u32, row: Row) -> Row {
+    Row { family, prefix, ..row }
 }
 
 /// A step over pages, with content that depends on (sequence, position, head, dim) only.
@@ -54,16 +64,23 @@ fn world(shape: &Shape, rows: &[Row], block_size: u32, seed: u64) -> World {
     let mut v = vec![-300.0; layout.num_values() as usize];
     let mut q = Vec::new();
     let (dim, padded) = (shape.head_dim as usize, padded_head_dim(shape.head_dim) as usize);
+    let mut families: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     for (idx, r) in rows.iter().enumerate() {
-        let table: Vec<u32> =
-            (0..blocks_of(r)).map(|_| free.swap_remove(random.below(free.len() as u32) as usize)).collect();
+        let mut fresh = || free.swap_remove(random.below(free.len() as u32) as usize);
+        let table: Vec<u32> = (0..blocks_of(r))
+            .map(|b| match (b + 1) * block_size <= r.prefix {
+                true => *families.entry((r.family, b)).or_insert_with(&mut fresh),
+                false => fresh(),
+            })
+            .collect();
         for position in 0..r.start + r.count {
+            let seq = if position < r.prefix { 100 + r.family } else { r.seq };
             let slot = table[(position / block_size) as usize] * block_size + position % block_size;
             for head in 0..shape.num_kv_heads {
                 let at = layout.value_idx(slot, head);
                 for d in 0..padded {
-                    k[at + d] = if d < dim { 2.0 * value(1, r.seq, position, head, d) } else { 0.0 };
-                    v[at + d] = if d < dim { value(2, r.seq, position, head, d) } else { 0.0 };
+                    k[at + d] = if d < dim { 2.0 * value(1, seq, position, head, d) } else { 0.0 };
+                    v[at + d] = if d < dim { value(2, seq, position, head, d) } else { 0.0 };
                 }
             }
         }
@@ -83,29 +100,63 @@ fn world(shape: &Shape, rows: &[Row], block_size: u32, seed: u64) -> World {
         batch.block_tables.extend(table);
         batch.block_table_start.push(batch.block_tables.len() as u32);
     }
+    batch.find_groups();
     // The reference sees what the cache holds.
     let (k, v) = (layout.decode(&layout.encode(&k)), layout.decode(&layout.encode(&v)));
     World { batch, layout, q, k, v }
 }
 
-fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, y: RowOutput<'_>) {
-    let meta = rig.step_meta(step_meta::num_words(&world.batch));
-    rig.set_step(&meta, &world.batch);
+/// How a test has the work cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Cut {
+    split: Take,
+    share: Take,
+    parallel: u32,
+}
+
+const WHOLE: Cut = Cut { split: Take::Never, share: Take::Never, parallel: 2 };
+
+fn work(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, cut: Cut) -> AttentionWork {
+    let mut work = AttentionWork::default();
+    let limits = WorkLimits {
+        tokens_per_workgroup: shape.tokens_per_workgroup(rig.class),
+        parts: shape.parts(),
+        parallel: cut.parallel,
+        max_slots: 2000,
+        window,
+        split: cut.split,
+        share: cut.share,
+    };
+    work.plan(&world.batch, &limits);
+    work
+}
+
+fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, cut: Cut, y: RowOutput<'_>) {
+    let work = work(rig, shape, world, window, cut);
+    let meta = rig.step_meta(step_meta::num_words(&world.batch, &work));
+    rig.set_work(&meta, &world.batch, &work);
     let q = rig.upload("q", &world.q);
     let k = rig.upload("k_cache", &world.layout.encode(&world.k));
     let v = rig.upload("v_cache", &world.layout.encode(&world.v));
-    let buffers = Buffers { q: &q.whole(), k_cache: &k.whole(), v_cache: &v.whole(), y };
+    // What is not written must not be read.
+    let partials = rig.filled("partials", 2000 * shape.partial_bytes() as usize / 4, f32::NAN);
+    let (q, k, v, partials) = (q.whole(), k.whole(), v.whole(), partials.whole());
+    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, partials: &partials, y };
     let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, window, &buffers));
     let mut recording = Recording::new("attention");
-    attention.record(&mut recording, world.batch.num_tokens() as u32, RowKinds::of(&world.batch.row_start));
+    attention.record(&mut recording, work.counts);
     rig.replay(&recording);
 }
 
 /// The kernel's f32 output.
-fn run(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>) -> Vec<f32> {
+fn run_cut(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, cut: Cut) -> Vec<f32> {
     let out = rig.filled("out", world.batch.num_tokens() * shape.out_stride() as usize, 7e7);
-    launch(rig, shape, world, window, RowOutput::F32(&out.whole()));
+    launch(rig, shape, world, window, cut, RowOutput::F32(&out.whole()));
     rig.read(&out)
+}
+
+fn run(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>) -> Vec<f32> {
+    run_cut(rig, shape, world, window, WHOLE)
 }
 
 fn shape(num_heads: u32, num_kv_heads: u32, head_dim: u32, kv: KvFormat) -> Shape {
@@ -114,14 +165,14 @@ fn shape(num_heads: u32, num_kv_heads: u32, head_dim: u32, kv: KvFormat) -> Shap
 
 /// Prompts, chunks and single tokens, with contexts on and around the edges of tiles, pages and ranges.
 const RAGGED: [Row; 8] = [
-    Row { seq: 0, start: 0, count: 1 },
-    Row { seq: 1, start: 30, count: 5 },
-    Row { seq: 2, start: 31, count: 1 },
-    Row { seq: 3, start: 0, count: 13 },
-    Row { seq: 4, start: 255, count: 2 },
-    Row { seq: 5, start: 256, count: 1 },
-    Row { seq: 6, start: 600, count: 1 },
-    Row { seq: 7, start: 500, count: 19 },
+    row(0, 0, 1),
+    row(1, 30, 5),
+    row(2, 31, 1),
+    row(3, 0, 13),
+    row(4, 255, 2),
+    row(5, 256, 1),
+    row(6, 600, 1),
+    row(7, 500, 19),
 ];
 
 fn check(shape: &Shape, rows: &[Row], block_size: u32, window: Option<u32>) {
@@ -229,6 +280,83 @@ fn bits_do_not_depend_on_chunks_batch_mates_block_size_or_block_ids() {
     }
 }
 
+/// Two families of rows on common prefixes, ragged rows besides, prompts in chunks, and a row inside its own prefix's
+/// first range.
+const FAMILIES: [Row; 11] = [
+    on_prefix(1, 768, row(0, 900, 1)),
+    on_prefix(2, 512, row(1, 512, 5)),
+    row(2, 31, 1),
+    on_prefix(1, 768, row(3, 768, 1)),
+    on_prefix(1, 768, row(4, 1023, 3)),
+    on_prefix(2, 512, row(5, 700, 1)),
+    row(6, 600, 1),
+    on_prefix(1, 256, row(7, 530, 1)),
+    on_prefix(1, 768, row(8, 1300, 1)),
+    row(9, 500, 19),
+    on_prefix(1, 768, row(10, 1029, 1)),
+];
+
+/// Every way of cutting the work.
+const CUTS: [Cut; 4] = [
+    Cut { split: Take::Always, share: Take::Never, parallel: 2 },
+    Cut { split: Take::Never, share: Take::Always, parallel: 2 },
+    Cut { split: Take::Always, share: Take::Always, parallel: 2 },
+    Cut { split: Take::WhenItPays, share: Take::WhenItPays, parallel: 64 },
+];
+
+#[test]
+fn work_that_is_split_or_shared_gives_the_same_bits() {
+    let shapes = [
+        (shape(9, 3, 64, KvFormat::F16), None),
+        (shape(9, 3, 64, KvFormat::F16), Some(700)),
+        (shape(2, 2, 32, KvFormat::F32), Some(40)),
+        (shape(7, 1, 24, KvFormat::F16), None),
+        (shape(8, 2, 128, KvFormat::F16), None),
+        (shape(3, 1, 20, KvFormat::F16), Some(300)),
+        (shape(2, 1, 256, KvFormat::F16), None),
+    ];
+    for rig in rigs() {
+        for (idx, (shape, window)) in shapes.iter().enumerate() {
+            let block_size = [16, 64][idx % 2];
+            let world = world(shape, &FAMILIES, block_size, 5);
+            assert_eq!(world.batch.groups.len(), 2);
+            let expect = run(rig, shape, &world, *window);
+            assert!(expect.iter().all(|x| x.is_finite()), "{}: equal bits of a NaN prove nothing", rig.name);
+            for cut in CUTS {
+                let got = run_cut(rig, shape, &world, *window, cut);
+                let is_same = got.iter().zip(&expect).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(is_same, "{} {shape:?} window {window:?}: {cut:?} changes bits", rig.name);
+                assert!(
+                    cut.split == Take::WhenItPays
+                        || work(rig, shape, &world, *window, cut).counts.merges > 0
+                        || shape.tokens_per_workgroup(rig.class) == 1,
+                    "{cut:?} cut nothing"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_output_of_cut_work_is_the_same_bits() {
+    for rig in rigs() {
+        let shape = shape(9, 3, 64, KvFormat::F16);
+        if !shape.can_quantise(rig.class) {
+            continue;
+        }
+        let world = world(&shape, &FAMILIES, 16, 5);
+        let run = |cut: Cut| -> (Vec<u32>, Vec<u32>) {
+            let (y, q, scales) = rig.quantised_rows(world.batch.num_tokens(), shape.out_stride() as usize);
+            launch(rig, &shape, &world, None, cut, RowOutput::I8(&y));
+            (rig.read(&q), rig.read(&scales))
+        };
+        let expect = run(WHOLE);
+        for cut in CUTS {
+            assert!(run(cut) == expect, "{}: {cut:?} changes bits", rig.name);
+        }
+    }
+}
+
 #[test]
 fn quantised_output_is_the_f32_output_in_groups_of_32() {
     for rig in rigs() {
@@ -240,7 +368,7 @@ fn quantised_output_is_the_f32_output_in_groups_of_32() {
             let world = world(&plain, &RAGGED, 16, 1);
             let want = run(rig, &plain, &world, None);
             let (output, q, scales) = rig.quantised_rows(world.batch.num_tokens(), plain.out_stride() as usize);
-            launch(rig, &plain, &world, None, RowOutput::I8(&output));
+            launch(rig, &plain, &world, None, WHOLE, RowOutput::I8(&output));
             let (got_q, got_s): (Vec<i8>, Vec<[f32; 2]>) = (rig.read(&q), rig.read(&scales));
             for (i, group) in want.chunks(32).enumerate() {
                 let largest = group.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -268,10 +396,12 @@ fn zeroed_metadata_writes_nothing() {
         let k = rig.upload("k_cache", &world.layout.encode(&world.k));
         let v = rig.upload("v_cache", &world.layout.encode(&world.v));
         let y = out.whole();
-        let buffers = Buffers { q: &q.whole(), k_cache: &k.whole(), v_cache: &v.whole(), y: RowOutput::F32(&y) };
+        let partials = rig.filled("partials", 64, 0.0).whole();
+        let (q, k, v, y) = (q.whole(), k.whole(), v.whole(), RowOutput::F32(&y));
+        let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, partials: &partials, y };
         let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", &shape, None, &buffers));
         let mut recording = Recording::new("attention");
-        attention.record(&mut recording, 2, RowKinds { single: true, several: true });
+        attention.record(&mut recording, WorkCounts::some(2));
         rig.replay(&recording);
         assert!(rig.read::<f32>(&out).iter().all(|x| *x == 7.0), "{}", rig.name);
     }

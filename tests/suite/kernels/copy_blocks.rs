@@ -2,6 +2,7 @@
 
 use kvasir::batch::{BlockCopy, StepBatch};
 use kvasir::gpu::Recording;
+use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::copy_blocks::{CopyBlocks, reference};
 use kvasir::kernels::step_meta;
 
@@ -24,7 +25,7 @@ fn copies_match_the_reference_in_every_pool() {
                 batch.begin(0, 4);
                 batch.copies.clone_from(copies);
                 assert_eq!(batch.check(NUM_BLOCKS as u32, 1), Ok(()));
-                let meta = rig.step_meta(step_meta::num_words(&batch));
+                let meta = rig.step_meta(step_meta::num_words(&batch, &AttentionWork::default()));
                 rig.set_step(&meta, &batch);
                 let mut random = Random(words as u64);
                 let mut pools: Vec<Vec<u32>> =

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Uploader;
 use kvasir::gpu::{Buffer, BufferSlice, BufferUse, Defines, Gpu, GpuError, GpuRequest, Kernel, Recording, Replayer};
+use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::{Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, step_meta};
 use kvasir::model::dtype::DType;
 
@@ -81,8 +82,12 @@ impl Rig {
     }
 
     pub fn set_step(&self, step_meta: &Buffer, batch: &StepBatch) {
+        self.set_work(step_meta, batch, &AttentionWork::default());
+    }
+
+    pub fn set_work(&self, step_meta: &Buffer, batch: &StepBatch, work: &AttentionWork) {
         let mut words = Vec::new();
-        step_meta::encode(batch, &mut words);
+        step_meta::encode(batch, work, &mut words);
         self.gpu.write(&step_meta.whole(), bytemuck::cast_slice(&words));
     }
 

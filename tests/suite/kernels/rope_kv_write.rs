@@ -2,12 +2,15 @@
 
 use kvasir::batch::StepBatch;
 use kvasir::gpu::Recording;
+use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::kv_layout::{KvFormat, KvLayout};
 use kvasir::kernels::rope_kv_write::{Buffers, RopeKvWrite, Shape, reference, rope_table, write_reference};
 use kvasir::kernels::step_meta;
 
 use super::harness::{Random, Rig, assert_close, rigs};
 
+/// What multiplies q·k.
+const SCALE: f64 = 0.3;
 const RMS_EPS: f32 = 1e-5;
 const MAX_POSITION: u32 = 50;
 
@@ -48,7 +51,7 @@ fn run(
     qkv: &[f32],
     gains: &[f32],
 ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-    let meta = rig.step_meta(step_meta::num_words(batch));
+    let meta = rig.step_meta(step_meta::num_words(batch, &AttentionWork::default()));
     rig.set_step(&meta, batch);
     let qkv = rig.upload("qkv", qkv);
     let rope = rig.upload("rope", &table(shape.rotary_dim));
@@ -65,7 +68,7 @@ fn run(
         k_cache: &k.whole(),
         v_cache: &v.whole(),
     };
-    let kernel = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", shape, RMS_EPS, &buffers));
+    let kernel = rig.build(&meta, false, |ctx| RopeKvWrite::new(ctx, "rope", shape, (RMS_EPS, SCALE), &buffers));
     let mut recording = Recording::new("rope");
     kernel.record(&mut recording, batch.num_tokens() as u32);
     rig.replay(&recording);
@@ -84,7 +87,7 @@ fn check(shape: &Shape, block_size: u32) {
     let mut random = Random(3);
     let qkv = random.vector(batch.num_tokens() * shape.qkv_stride() as usize, 3.0);
     let gains = random.vector(2 * shape.head_dim as usize, 1.5);
-    let expect = reference(shape, &batch, &qkv, &table(shape.rotary_dim), &gains, RMS_EPS);
+    let expect = reference(shape, &batch, &qkv, &table(shape.rotary_dim), &gains, (RMS_EPS, SCALE));
     let mut k = vec![7.0; layout.num_values() as usize];
     let mut v = k.clone();
     // Padding of the heads that are written is zero.

@@ -2,6 +2,7 @@
 
 use kvasir::batch::{RowSampling, StepBatch, TokenPenalty};
 use kvasir::gpu::{Buffer, Recording};
+use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::logprobs::{self, Logprobs};
 use kvasir::kernels::penalties::Penalties;
 use kvasir::kernels::sample::{Params, Sample, Sampled};
@@ -65,7 +66,7 @@ struct Outcome {
 fn run(rig: &Rig, rows: &[Row], stride: u32) -> Outcome {
     let vocab = rows[0].logits.len();
     let batch = batch(rows);
-    let meta = rig.step_meta(step_meta::num_words(&batch));
+    let meta = rig.step_meta(step_meta::num_words(&batch, &AttentionWork::default()));
     rig.set_step(&meta, &batch);
     let mut padded = vec![9e9f32; rows.len() * stride as usize];
     for (to, row) in padded.chunks_mut(stride as usize).zip(rows) {

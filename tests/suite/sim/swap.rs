@@ -15,6 +15,8 @@ fn first_victim(victim: VictimPolicy, priorities: [i32; 3]) -> (u64, Vec<(u64, u
             eos_ids: Vec::new(),
             priority: priorities[i],
             cache_salt: 0,
+            adapter: 0,
+            client: 0,
         };
         engine.scheduler.add(new).expect("it fits");
     }

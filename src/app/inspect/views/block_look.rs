@@ -19,6 +19,9 @@ pub enum BlockFilter {
     Shared,
     CachedIdle,
     Free,
+    Pinned,
+    /// Copied because a sharer was about to write.
+    Copied,
 }
 
 /// Blocks drawn in full; all others are dimmed. Absent when nothing is singled out.
@@ -86,6 +89,8 @@ fn matches(filter: BlockFilter, cell: &Cell, owner: impl FnOnce(RequestId) -> u6
         BlockFilter::Shared => cell.state == BlockState::Active && cell.refs >= 2,
         BlockFilter::CachedIdle => cell.state == BlockState::CachedIdle,
         BlockFilter::Free => cell.state == BlockState::Free,
+        BlockFilter::Pinned => cell.is_pinned,
+        BlockFilter::Copied => cell.copied_from != BlockId::NULL,
     }
 }
 
@@ -209,11 +214,17 @@ impl<'a> Inks<'a> {
                 let color = self.used(cell);
                 let color = dim(self, color);
                 self.used_shape(quads, rect, cell, color);
+                let mark = dim(self, self.theme.text_strong);
                 if cell.refs >= 2 {
-                    let mark = dim(self, self.theme.text_strong);
-                    notch(quads, rect, mark, self.theme.bg_sunken);
+                    notch(quads, rect, Corner::RightTop, mark, self.theme.bg_sunken);
+                }
+                if cell.copied_from != BlockId::NULL {
+                    notch(quads, rect, Corner::LeftBottom, mark, self.theme.bg_sunken);
                 }
             }
+        }
+        if cell.is_pinned {
+            pin(quads, rect, dim(self, self.theme.accent), self.theme.bg_sunken);
         }
     }
 
@@ -245,11 +256,35 @@ impl<'a> Inks<'a> {
     }
 }
 
-/// The corner that says "shared", with a gap to what it stands on.
-fn notch(quads: &mut Quads, rect: Rect, mark: Color32, gap: Color32) {
-    let corner = rect.right_top();
+/// Corners that marks stand in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corner {
+    /// Shared by several tables.
+    RightTop,
+    /// Copied on write.
+    LeftBottom,
+}
+
+/// A corner mark, with a gap to what it stands on.
+pub fn notch(quads: &mut Quads, rect: Rect, corner: Corner, mark: Color32, gap: Color32) {
+    let (at, sign) = match corner {
+        Corner::RightTop => (rect.right_top(), 1.0),
+        Corner::LeftBottom => (rect.left_bottom(), -1.0),
+    };
     let side = (rect.width() * 0.42).max(4.0);
     for (side, color) in [(side, gap), (side - 2.0, mark)] {
-        quads.triangle([corner, corner - vec2(side, 0.0), corner + vec2(0.0, side)], color);
+        quads.triangle([at, at - vec2(sign * side, 0.0), at + vec2(0.0, sign * side)], color);
     }
+}
+
+/// How wide that bar is in a block.
+pub fn pin_width(rect: Rect) -> f32 {
+    (rect.width() * 0.16).round().clamp(2.0, 4.0)
+}
+
+/// The bar along the left edge that says "pinned".
+pub fn pin(quads: &mut Quads, rect: Rect, mark: Color32, gap: Color32) {
+    let width = pin_width(rect);
+    quads.rect(Rect::from_min_size(rect.min, vec2(width + 1.0, rect.height())), gap);
+    quads.rect(Rect::from_min_size(rect.min, vec2(width, rect.height())), mark);
 }

@@ -3,7 +3,7 @@
 //! Guarantees: what is drawn per frame depends on the cells visible, not on the pool; below 8 points per cell the map is
 //! one texture, made anew only when something shown changed.
 
-use super::block_look::{BlockFilter, Emphasis, Inks};
+use super::block_look::{BlockFilter, Emphasis, Inks, pin_width};
 use super::paint::{Quads, describe, snap};
 use crate::app::inspect::grid::{Grid, LEVELS, Level, Lod};
 use crate::app::inspect::map::BlockMap;
@@ -266,7 +266,8 @@ fn paint_label(painter: &Painter, scene: &Scene<'_>, inks: &mut Inks<'_>, cell_i
     let digits = if block.0 >= 1_000 { 0.36 } else { 0.42 };
     let font = FontId::proportional((level * digits).clamp(7.5, 12.0));
     if level >= 32.0 && cell.refs >= 2 {
-        painter.text(rect.left_top() + vec2(2.0, 1.0), Align2::LEFT_TOP, block.0, font.clone(), color);
+        let shift = if cell.is_pinned { pin_width(rect) } else { 0.0 };
+        painter.text(rect.left_top() + vec2(2.0 + shift, 1.0), Align2::LEFT_TOP, block.0, font.clone(), color);
         let refs = format!("×{}", cell.refs);
         painter.text(rect.right_bottom() - vec2(2.0, 1.0), Align2::RIGHT_BOTTOM, refs, font, color);
     } else {

@@ -148,7 +148,8 @@ fn row_ui(ui: &Ui, scene: &Scene<'_>, inks: &mut Inks<'_>, request: RequestId, r
     let painter = ui.painter();
     let line = pos2(row.left() + 14.0, row.center().y - 7.0);
     painter.circle_filled(pos2(row.left() + 5.0, line.y), 4.0, color);
-    text_clipped(painter, line, Align2::LEFT_CENTER, &owner.label, GUTTER - 26.0, scene.theme.text);
+    let label = scene.model.requests().label(request);
+    text_clipped(painter, line, Align2::LEFT_CENTER, &label, GUTTER - 26.0, scene.theme.text);
     let at = pos2(line.x, row.center().y + 7.0);
     text_clipped(painter, at, Align2::LEFT_CENTER, &row_words(scene, table), GUTTER - 26.0, scene.theme.text_weak);
 
@@ -181,6 +182,12 @@ fn cells_ui(
         })
     };
     let mut quads = Quads::default();
+    // What slid out of an attention window leaves a hole: a line where the block was.
+    for logical in shown.clone().filter(|&l| table.get(l) == Some(&BlockId::NULL)) {
+        let rect = rect_of(logical);
+        let line = Rect::from_center_size(rect.center(), vec2(rect.width(), 1.0));
+        quads.rect(line, scene.theme.text_faint);
+    }
     for (block, cell, rect) in cells() {
         let is_lit = scene.emphasis.is_lit(block);
         if is_band {
@@ -203,20 +210,25 @@ fn cells_ui(
 
 /// "10 blocks · 3 shared · tail 6/16"
 fn row_words(scene: &Scene<'_>, table: &[BlockId]) -> String {
-    let mut out = format::counted(table.len() as u64, "block");
+    let held = table.iter().filter(|b| **b != BlockId::NULL).count();
+    let mut out = format::counted(held as u64, "block");
     let shared = table.iter().filter(|&&b| scene.map.cell(b).is_some_and(|c| c.refs >= 2)).count();
     if shared > 0 {
         out += &format!(" · {shared} shared");
     }
+    if held < table.len() {
+        out += &format!(" · {} slid out", table.len() - held);
+    }
     out
 }
 
+/// The block of `request` under the pointer; [`BlockId::NULL`] for one that slid out.
 fn block_under(scene: &Scene<'_>, request: RequestId, pos: Pos2) -> Option<BlockId> {
     let logical = ((pos.x - scene.left) / scene.cell).floor();
     if logical < 0.0 {
         return None;
     }
-    scene.map.tables().get(&request)?.get(logical as usize).copied().filter(|b| *b != BlockId::NULL)
+    scene.map.tables().get(&request)?.get(logical as usize).copied()
 }
 
 fn answer(
@@ -228,10 +240,13 @@ fn answer(
 ) {
     let Some((request, block)) = under_pointer else { return };
     let selection = match block {
-        Some(block) => Selection::Block(block),
-        None => Selection::Request(request),
+        Some(block) if block != BlockId::NULL => Selection::Block(block),
+        _ => Selection::Request(request),
     };
     match block {
+        Some(BlockId::NULL) => {
+            hover_line(ui, response, "Slid out: these tokens are outside every window, their block was given back");
+        }
         Some(block) => hover_line(ui, response, &words::block_line(scene.model, scene.map, block)),
         None => {
             if let Some(row) = scene.model.rows().iter().find(|r| r.id == request) {

@@ -82,6 +82,15 @@ fn block_ui(
         field(ui, theme, "Filled", format!("{} of {} tokens", cell.filled, snapshot.block_size));
         let hash = cell.hash.map_or("not published".to_owned(), |h| format!("{h:016x}"));
         field(ui, theme, "Hash", RichText::new(hash).monospace());
+        if cell.is_pinned {
+            field(ui, theme, "Pinned", "by a prefix: never evicted");
+        }
+        if cell.copied_from != BlockId::NULL {
+            field(ui, theme, "Copied", format!("from block {} before a write", cell.copied_from));
+        }
+        if cell.is_from_host {
+            field(ui, theme, "Content", "came back from host memory");
+        }
         let parent = map.parent(block).map_or("none (root)".to_owned(), |p| format!("block {p}"));
         field(ui, theme, "Parent", if holders.is_empty() { "–".to_owned() } else { parent });
         field(ui, theme, "Allocated", format!("step {}", format::count(cell.alloc_step.into())));
@@ -113,7 +122,8 @@ fn holder_ui(
     let owner = model.owner_of(request);
     ui.horizontal(|ui| {
         owner_dot(ui, theme.owner_color(owner.hue));
-        let label = egui::Label::new(RichText::new(&owner.label).color(theme.text)).truncate().sense(Sense::click());
+        let label = model.requests().label(request);
+        let label = egui::Label::new(RichText::new(label).color(theme.text)).truncate().sense(Sense::click());
         if ui.add(label).on_hover_text("Select this request").clicked() {
             commands.push(InspectCommand::Select(Selection::Request(request)));
         }
@@ -139,6 +149,8 @@ fn block_json(model: &InspectModel, map: &BlockMap, block: BlockId) -> String {
         "parent": map.parent(block).map(|p| p.0),
         "alloc_step": cell.alloc_step,
         "last_step": cell.last_step,
+        "pinned": cell.is_pinned,
+        "copied_from": (cell.copied_from != BlockId::NULL).then_some(cell.copied_from.0),
         "holders": holders,
     });
     format!("{json:#}")
@@ -152,7 +164,7 @@ fn request_ui(
     commands: &mut Vec<InspectCommand>,
 ) {
     let owner = model.owner_of(request);
-    head_ui(ui, theme, &owner.label, commands);
+    head_ui(ui, theme, &model.requests().label(request), commands);
     let Some(row) = model.rows().iter().find(|r| r.id == request) else {
         ui.label(small("This request is not alive at this step.", theme.text_weak));
         return;
@@ -167,7 +179,10 @@ fn request_ui(
         let cached = format!("{} ({} from cache)", format::count(row.prompt_tokens.into()), row.cached_tokens);
         field(ui, theme, "Prompt", cached);
         field(ui, theme, "Output", format::counted(row.output_tokens.into(), "token"));
-        field(ui, theme, "Blocks", row.num_blocks.to_string());
+        field(ui, theme, "Blocks", table_words(model, request));
+        if let Some(parent) = model.requests().get(request).and_then(|log| log.parent) {
+            field(ui, theme, "Forked from", format!("request {parent}"));
+        }
         field(ui, theme, "Rate", format!("{} tok/s", format::rate(row.tokens_per_s)));
         if let Some(us) = row.ttft_us {
             field(ui, theme, "First token", format::duration_us(us));
@@ -194,8 +209,8 @@ fn step_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<
     );
     ui.label(small(used, theme.text_weak));
     for row in &record.rows {
-        let owner = model.owner_of(row.request);
-        if batch_row_ui(ui, theme, &owner.label, theme.owner_color(owner.hue), &words::row_words(row)).clicked() {
+        let (owner, label) = (model.owner_of(row.request), model.requests().label(row.request));
+        if batch_row_ui(ui, theme, &label, theme.owner_color(owner.hue), &words::row_words(row)).clicked() {
             commands.push(InspectCommand::Select(Selection::Request(row.request)));
         }
     }
@@ -217,6 +232,26 @@ fn batch_row_ui(ui: &mut Ui, theme: &Theme, label: &str, color: egui::Color32, w
         .inner
     })
     .inner
+}
+
+/// "9, of them 6 shared; 3 in host memory; 4 slid out".
+fn table_words(model: &InspectModel, request: RequestId) -> String {
+    let Some(map) = model.map() else { return "not known at this step".to_owned() };
+    let table = map.tables().get(&request).map_or(&[][..], Vec::as_slice);
+    let held = table.iter().filter(|b| **b != BlockId::NULL).count();
+    let shared = table.iter().filter(|b| map.cell(**b).is_some_and(|c| c.refs >= 2)).count();
+    let mut out = held.to_string();
+    if shared > 0 {
+        out += &format!(", of them {shared} shared");
+    }
+    if held < table.len() {
+        out += &format!("; {} slid out", table.len() - held);
+    }
+    match map.host().num_of(request) {
+        0 => {}
+        n => out += &format!("; {n} in host memory"),
+    }
+    out
 }
 
 /// "Blocks: 2 taken, 0 given back, 1 evicted"

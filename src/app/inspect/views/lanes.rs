@@ -65,7 +65,8 @@ fn paint_lanes(ui: &Ui, plot: &Plot<'_>, top: f32, shown: &[RequestId]) {
         }
         ui.painter().circle_filled(pos2(left + 5.0, y), 4.0, theme.owner_color(owner.hue));
         let at = pos2(left + 14.0, y);
-        text_clipped(ui.painter(), at, Align2::LEFT_CENTER, &owner.label, GUTTER - 14.0 - space::S, theme.text);
+        let label = plot.model.requests().label(request);
+        text_clipped(ui.painter(), at, Align2::LEFT_CENTER, &label, GUTTER - 14.0 - space::S, theme.text);
     }
     let colors: Vec<_> = shown.iter().map(|r| theme.owner_color(plot.model.hue_of(*r))).collect();
     let mut quads = Quads::default();

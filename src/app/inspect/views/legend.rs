@@ -1,6 +1,6 @@
 //! What the marks mean, how many blocks each stands for, and the filter that a click sets.
 
-use super::block_look::BlockFilter;
+use super::block_look::{BlockFilter, Corner, notch, pin};
 use super::paint::{Quads, small};
 use crate::app::format;
 use crate::app::inspect::map::BlockMap;
@@ -18,6 +18,8 @@ enum Icon {
     Free,
     Tail,
     Evicted,
+    Pinned,
+    Copied,
 }
 
 /// Exclusively held blocks by owner, largest first.
@@ -47,6 +49,16 @@ pub fn legend_ui(ui: &mut Ui, filter: &mut Option<BlockFilter>, model: &InspectM
             ];
             for (icon, label, n, value) in fixed {
                 chip(ui, theme, icon, (label, f32::INFINITY), n, value, filter);
+            }
+            // These marks are rare: they are explained while there are any.
+            let rare = [
+                (Icon::Pinned, "pinned", counts.pinned, BlockFilter::Pinned),
+                (Icon::Copied, "copied on write", counts.copied, BlockFilter::Copied),
+            ];
+            for (icon, label, n, value) in rare {
+                if n > 0 || *filter == Some(value) {
+                    chip(ui, theme, icon, (label, f32::INFINITY), n, value, filter);
+                }
             }
             for (icon, label) in [(Icon::Tail, "partly filled"), (Icon::Evicted, "just evicted")] {
                 let (rect, _) = ui.allocate_exact_size(vec2(14.0, 20.0), Sense::hover());
@@ -126,9 +138,15 @@ fn paint_icon(ui: &Ui, theme: &Theme, icon: Icon, rect: Rect) {
         Icon::Owner(color) => quads.rect(rect, color),
         Icon::Shared => {
             quads.rect(rect, neutral);
-            let c = rect.right_top();
-            quads.triangle([c, c - vec2(7.0, 0.0), c + vec2(0.0, 7.0)], theme.bg_panel);
-            quads.triangle([c, c - vec2(5.0, 0.0), c + vec2(0.0, 5.0)], theme.text_strong);
+            notch(&mut quads, rect, Corner::RightTop, theme.text_strong, theme.bg_panel);
+        }
+        Icon::Copied => {
+            quads.rect(rect, neutral);
+            notch(&mut quads, rect, Corner::LeftBottom, theme.text_strong, theme.bg_panel);
+        }
+        Icon::Pinned => {
+            quads.rect(rect, neutral);
+            pin(&mut quads, rect, theme.accent, theme.bg_panel);
         }
         Icon::CachedIdle => quads.outline(rect, 1.0, neutral),
         Icon::Free => quads.rect(Rect::from_center_size(rect.center(), vec2(3.0, 3.0)), theme.text_faint),

@@ -6,32 +6,33 @@
 use super::block_look::BlockFilter;
 use super::block_map::{BlockOrder, MapCache, MapChoice, block_map_ui, level_words, zoomed};
 use super::block_tables::block_tables_ui;
-use super::detail::detail_ui;
+use super::host_strip::{self, host_strip_ui};
+use super::keys::{Find, find_ui, help_ui, keys};
 use super::kpi_strip::kpi_strip_ui;
 use super::legend::{legend_ui, totals_words};
 use super::paint::{Mark, card_ui, header_ui, paint_mark, quiet_button, quiet_toggle, segmented, small};
+use super::panel::{Panel, PanelView, panel_ui};
 use super::request_table::{blocks_table_ui, listed_blocks, request_table_ui, steps_table_ui};
 use super::timeline::{TimelineView, timeline_ui};
 use crate::app::format;
 use crate::app::inspect::grid::LEVELS;
-use crate::app::inspect::model::{InspectCommand, InspectModel, Selection};
+use crate::app::inspect::model::{InspectCommand, InspectModel};
 use crate::app::inspect::words;
 use crate::app::theme::{Theme, font_size, space};
 use crate::ids::BlockId;
-use egui::{Align, Key, Layout, Rect, RichText, Sense, Ui, UiBuilder, Vec2, pos2, vec2};
+use egui::{Align, Layout, Rect, RichText, Sense, Ui, UiBuilder, Vec2, pos2, vec2};
 
-/// The widest step into the past that A and D make, as a share of the plot.
-const PAN_STEPS: i64 = 32;
 const WIDE: f32 = 1_000.0;
 const TALL: f32 = 620.0;
-const SIDE: f32 = 300.0;
+const SIDE: f32 = 320.0;
+const STRIP: f32 = 56.0;
 
 /// What is shown below the map when the window is small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tab {
     Steps,
     Requests,
-    Details,
+    Panel(Panel),
 }
 
 /// What the reader chose, kept from frame to frame.
@@ -43,10 +44,16 @@ pub struct InspectView {
     /// Show tables instead of pictures.
     pub blocks_as_table: bool,
     pub steps_as_table: bool,
+    /// The face of the side panel.
+    pub panel: Panel,
     tab: Tab,
+    panels: PanelView,
+    /// The search field, while it is open.
+    pub(super) find: Option<Find>,
+    pub(super) is_help_open: bool,
     timeline: TimelineView,
-    map: MapCache,
-    map_size: Vec2,
+    pub(super) map: MapCache,
+    pub(super) map_size: Vec2,
     listed: Vec<BlockId>,
     listed_revision: Option<u64>,
 }
@@ -59,13 +66,25 @@ impl Default for InspectView {
             zoom: None,
             blocks_as_table: false,
             steps_as_table: false,
+            panel: Panel::Details,
             tab: Tab::Steps,
+            panels: PanelView::default(),
+            find: None,
+            is_help_open: false,
             timeline: TimelineView::default(),
             map: MapCache::default(),
             map_size: Vec2::ZERO,
             listed: Vec::new(),
             listed_revision: None,
         }
+    }
+}
+
+impl InspectView {
+    /// Shows a face of the panel, wherever the panel is.
+    pub(super) fn show_panel(&mut self, panel: Panel) {
+        self.panel = panel;
+        self.tab = Tab::Panel(panel);
     }
 }
 
@@ -85,7 +104,7 @@ pub fn inspect_ui(
     } else {
         keys(ui, view, model, commands);
         let mut top = rect.top();
-        top = strip(ui, rect, top, 44.0, theme, "Figures", |ui| kpi_strip_ui(ui, model, theme, commands));
+        top = strip(ui, rect, top, STRIP, theme, "Figures", |ui| kpi_strip_ui(ui, model, theme, commands));
         if model.history().num_not_shown() > 0 {
             top = strip(ui, rect, top, 30.0, theme, "Notice", |ui| not_shown_ui(ui, model, theme));
         }
@@ -95,6 +114,7 @@ pub fn inspect_ui(
         } else {
             small_ui(ui, body, view, model, theme, commands);
         }
+        help_ui(ui, &mut view.is_help_open, theme);
     }
     ui.allocate_rect(rect, Sense::hover());
 }
@@ -126,6 +146,7 @@ fn wide_ui(
     let requests_top = left.bottom() - requests_height;
     let steps_top = requests_top - space::S - steps_height;
     let rows = |top: f32, bottom: f32| Rect::from_min_max(pos2(left.left(), top), pos2(left.right(), bottom));
+    let num_before = commands.len();
     blocks_card(ui, rows(left.top(), steps_top - space::S), view, model, theme, commands);
     card_ui(ui, rows(steps_top, requests_top - space::S), theme, "Steps", |ui| {
         steps_ui(ui, view, model, theme, commands, true);
@@ -134,7 +155,15 @@ fn wide_ui(
         header_ui(ui, theme, "Requests", |_| {}, |ui| requests_controls(ui, model));
         request_table_ui(ui, model, theme, commands);
     });
-    card_ui(ui, side, theme, "Details", |ui| detail_ui(ui, model, theme, commands));
+    // What was picked in a picture is explained beside it.
+    if commands[num_before..].iter().any(|c| matches!(c, InspectCommand::Select(_))) {
+        view.panel = Panel::Details;
+    }
+    card_ui(ui, side, theme, "Panel", |ui| {
+        header_row(ui, |ui| segmented(ui, theme, &mut view.panel, &Panel::CHOICES), |_| {});
+        ui.add_space(space::XS);
+        panel_ui(ui, view.panel, &mut view.panels, model, theme, commands);
+    });
 }
 
 fn small_ui(
@@ -150,18 +179,20 @@ fn small_ui(
     let below = Rect::from_min_max(pos2(body.left(), split + space::S), body.max);
     card_ui(ui, below, theme, "Below", |ui| {
         let mut tab = view.tab;
-        let tabs = [
+        let mut tabs = vec![
             (Tab::Steps, "Steps", "Tokens per step and a lane per request"),
             (Tab::Requests, "Requests", "Each request and why it waits"),
-            (Tab::Details, "Details", "The selection and the step shown"),
         ];
+        tabs.extend(Panel::CHOICES.map(|(panel, name, hint)| (Tab::Panel(panel), name, hint)));
         match tab {
             Tab::Steps => {
                 header_row(
                     ui,
                     |ui| {
                         segmented(ui, theme, &mut tab, &tabs);
-                        steps_legend(ui, theme);
+                        if ui.available_width() >= 620.0 {
+                            steps_legend(ui, theme);
+                        }
                     },
                     |ui| steps_controls(ui, view, model),
                 );
@@ -171,9 +202,9 @@ fn small_ui(
                 header_row(ui, |ui| segmented(ui, theme, &mut tab, &tabs), |ui| requests_controls(ui, model));
                 request_table_ui(ui, model, theme, commands);
             }
-            Tab::Details => {
+            Tab::Panel(panel) => {
                 header_row(ui, |ui| segmented(ui, theme, &mut tab, &tabs), |_| {});
-                detail_ui(ui, model, theme, commands);
+                panel_ui(ui, panel, &mut view.panels, model, theme, commands);
             }
         }
         view.tab = tab;
@@ -222,12 +253,18 @@ fn blocks_card(
             |ui| {
                 blocks_controls(ui, view, model, theme);
                 ui.add_space(space::M);
-                ui.add(egui::Label::new(small(totals_words(model, map), theme.text_weak)).truncate());
+                if view.find.is_some() {
+                    find_ui(ui, view, model, theme, commands);
+                } else {
+                    ui.add(egui::Label::new(small(totals_words(model, map), theme.text_weak)).truncate());
+                }
             },
         );
         view.order = order;
         let body = ui.available_rect_before_wrap();
-        let body = Rect::from_min_max(body.min, pos2(body.right(), body.bottom() - 28.0));
+        let host_height = if host_strip::has_host(model, map) { host_strip::HEIGHT } else { 0.0 };
+        let whole = Rect::from_min_max(body.min, pos2(body.right(), body.bottom() - 28.0));
+        let body = Rect::from_min_max(whole.min, pos2(whole.right(), whole.bottom() - host_height));
         view.map_size = body.size();
         ui.scope_builder(UiBuilder::new().max_rect(body).id_salt("map body"), |ui| {
             if view.blocks_as_table {
@@ -242,8 +279,14 @@ fn blocks_card(
                 block_map_ui(ui, &mut view.map, choice, model, theme, commands);
             }
         });
-        let legend =
-            Rect::from_min_max(pos2(body.left(), body.bottom() + space::XS), pos2(body.right(), body.bottom() + 28.0));
+        if host_height > 0.0 {
+            let host = Rect::from_min_max(pos2(whole.left(), body.bottom()), whole.max);
+            host_strip_ui(ui, host, model, map, theme, commands);
+        }
+        let legend = Rect::from_min_max(
+            pos2(whole.left(), whole.bottom() + space::XS),
+            pos2(whole.right(), whole.bottom() + 28.0),
+        );
         ui.scope_builder(UiBuilder::new().max_rect(legend).id_salt("legend row"), |ui| {
             legend_ui(ui, &mut view.filter, model, map, theme);
         });
@@ -370,66 +413,4 @@ fn empty_ui(ui: &mut Ui, rect: Rect, model: &InspectModel, theme: &Theme, comman
             }
         });
     });
-}
-
-/// Keys of the workspace; none while text is being typed.
-fn keys(ui: &Ui, view: &mut InspectView, model: &InspectModel, commands: &mut Vec<InspectCommand>) {
-    let ctx = ui.ctx();
-    if ctx.text_edit_focused() {
-        return;
-    }
-    let is_free = ctx.memory(|m| m.focused().is_none());
-    let pressed = |key: Key| ui.input(|i| i.modifiers.is_none() && i.key_pressed(key));
-    let steps = [(Key::Comma, -1), (Key::Period, 1), (Key::A, -PAN_STEPS), (Key::D, PAN_STEPS)];
-    for (key, by) in steps {
-        if pressed(key) {
-            commands.push(InspectCommand::StepBy(by));
-        }
-    }
-    // Space and Enter belong to the button that has the focus.
-    if is_free && pressed(Key::Space) {
-        commands.push(InspectCommand::TogglePause);
-    }
-    if pressed(Key::Home) {
-        commands.push(InspectCommand::GoToFirst);
-    }
-    if pressed(Key::End) {
-        commands.push(InspectCommand::GoLive);
-    }
-    if pressed(Key::Escape) && model.selection().is_some() {
-        commands.push(InspectCommand::ClearSelection);
-    }
-    if let Some(map) = model.map() {
-        let choice = MapChoice { order: view.order, filter: view.filter, zoom: view.zoom };
-        let level = view.map.level_idx(choice, map, view.map_size);
-        if pressed(Key::W) {
-            view.zoom = Some(zoomed(level, 1));
-        }
-        if pressed(Key::S) {
-            view.zoom = Some(zoomed(level, -1));
-        }
-        if pressed(Key::F) {
-            view.zoom = None;
-        }
-        if is_free && let Some(Selection::Block(block)) = model.selection() {
-            move_selection(&pressed, view.map.cols, map.cells().len() as u32, block, commands);
-        }
-    }
-}
-
-/// Arrow keys go to the neighbours of the selected block.
-fn move_selection(
-    pressed: &impl Fn(Key) -> bool,
-    cols: u32,
-    num_blocks: u32,
-    block: BlockId,
-    commands: &mut Vec<InspectCommand>,
-) {
-    let cols = i64::from(cols);
-    for (key, by) in [(Key::ArrowLeft, -1), (Key::ArrowRight, 1), (Key::ArrowUp, -cols), (Key::ArrowDown, cols)] {
-        let to = i64::from(block.0) + by;
-        if pressed(key) && (1..i64::from(num_blocks)).contains(&to) {
-            commands.push(InspectCommand::Select(Selection::Block(BlockId(to as u32))));
-        }
-    }
 }

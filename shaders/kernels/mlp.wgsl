@@ -1,8 +1,8 @@
-// SwiGLU: y[t, i] = silu(gate[t, i]) * up[t, i], from one row that holds gate and, behind it, up; as f32 or quantised.
-// A lane takes a group of 32.
+// Between the MLP's products: y[t, i] = act(gate[t, i]) * up[t, i] from one row that holds gate and, behind it, up
+// (SwiGLU, GeGLU); with PLAIN y[t, i] = act(x[t, i]). As f32 or quantised. A lane takes a group of 32.
 // Grid: ceil(num_tokens * groups / SG) workgroups.
 //
-// Defines: I8 (quantised output) or not; SG, SUBGROUP (not used: no lane looks at another).
+// Defines: SILU, GELU, GELU_TANH or RELU; PLAIN; I8 (quantised output); SG, SUBGROUP (not used: no lane looks at another).
 #import grid
 #import step
 #ifdef I8
@@ -26,10 +26,44 @@ struct Params {
 #endif
 @group(0) @binding(4) var<uniform> params: Params;
 
-fn swiglu(gate: vec4<f32>, up: vec4<f32>) -> vec4<f32> {
+#ifdef SILU
+fn act(x: vec4<f32>) -> vec4<f32> {
   // exp of more than 88 overflows, and the quotient is zero long before.
-  return gate / (vec4(1.0) + exp(min(-gate, vec4(80.0)))) * up;
+  return x / (vec4(1.0) + exp(min(-x, vec4(80.0))));
 }
+#endif
+#ifdef GELU
+/// x / 2 * erfc(-x / sqrt(2)); erfc by the Chebyshev fit of Numerical Recipes 6.2, relative error below 1.2e-7.
+fn act(x: vec4<f32>) -> vec4<f32> {
+  let u = x * -0.70710678;
+  let z = abs(u);
+  let t = vec4(1.0) / (vec4(1.0) + 0.5 * z);
+  var p = t * 0.17087277 + vec4(-0.82215223);
+  p = t * p + vec4(1.48851587);
+  p = t * p + vec4(-1.13520398);
+  p = t * p + vec4(0.27886807);
+  p = t * p + vec4(-0.18628806);
+  p = t * p + vec4(0.09678418);
+  p = t * p + vec4(0.37409196);
+  p = t * p + vec4(1.00002368);
+  p = t * p + vec4(-1.26551223);
+  let tail = t * exp(max(p - z * z, vec4(-80.0)));
+  return 0.5 * x * select(tail, vec4(2.0) - tail, u < vec4(0.0));
+}
+#endif
+#ifdef GELU_TANH
+fn act(x: vec4<f32>) -> vec4<f32> {
+  // tanh(u) = 1 - 2 / (exp(2u) + 1), without overflow.
+  let u = 0.7978845608 * (x + 0.044715 * x * x * x);
+  let e = exp(clamp(2.0 * u, vec4(-80.0), vec4(80.0)));
+  return x * (vec4(1.0) - vec4(1.0) / (e + vec4(1.0)));
+}
+#endif
+#ifdef RELU
+fn act(x: vec4<f32>) -> vec4<f32> {
+  return max(x, vec4(0.0));
+}
+#endif
 
 @compute @workgroup_size(${SG})
 fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -44,7 +78,11 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
 #for j in 0..8
   var v${j} = vec4(0.0);
   if g * 32u + ${j * 4}u < params.k {
-    v${j} = swiglu(x[gate_at + ${j}u], x[up_at + ${j}u]);
+#ifdef PLAIN
+    v${j} = act(x[up_at + ${j}u]);
+#else
+    v${j} = act(x[gate_at + ${j}u]) * x[up_at + ${j}u];
+#endif
   }
 #end
 #ifdef I8

@@ -1,0 +1,34 @@
+//! Pin, unpin and evict prefixes, reset the cache.
+
+use super::{EngineHandle, Run, check_tokens};
+use crate::ids::RequestId;
+use crate::protocol::{EngineCommand, PinRequest, PrefixCommand, RunError};
+use std::sync::atomic::Ordering;
+
+impl EngineHandle {
+    /// Computes a prefix, as far as it is not cached, and keeps it: it is found by later requests until
+    /// [`Self::unpin_prefix`]. It is pinned once the run has finished; a run that is dropped before pins nothing. Refused
+    /// with the numbers when it would take more than pins may.
+    pub fn pin_prefix(&self, request: PinRequest) -> Result<Run, RunError> {
+        let model = self.model().ok_or(RunError::NoModel)?;
+        check_tokens(&request.tokens, model.vocab_size)?;
+        let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let request = Box::new(request);
+        self.start_run(id, |events| EngineCommand::Prefix(PrefixCommand::Pin { id, request, events }))
+    }
+
+    /// Lets a pinned prefix go (`id` as in telemetry's `PrefixInfo`): it stays in the cache until it is evicted.
+    pub fn unpin_prefix(&self, id: u64) {
+        self.send(EngineCommand::Prefix(PrefixCommand::Unpin { id }));
+    }
+
+    /// Forgets a prefix that is not pinned, with what follows it.
+    pub fn evict_prefix(&self, id: u64) {
+        self.send(EngineCommand::Prefix(PrefixCommand::Evict { id }));
+    }
+
+    /// Forgets every prefix that is not pinned. Requests that run keep their blocks and go on.
+    pub fn reset_prefix_cache(&self) {
+        self.send(EngineCommand::Prefix(PrefixCommand::Reset));
+    }
+}

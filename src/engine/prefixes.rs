@@ -1,0 +1,51 @@
+//! Commands on prefixes: pin, unpin, evict, reset. A pin is a request whose answer is its terminal event.
+
+use super::core::EngineCore;
+use super::mailbox::EventSink;
+use crate::ids::RequestId;
+use crate::protocol::{Decoding, EngineEvent, PinRequest, PrefixCommand, RunError};
+use crate::scheduler::NewPin;
+
+impl EngineCore {
+    /// Carries a command out, between steps.
+    pub(super) fn prefix(&mut self, command: PrefixCommand<EventSink>) {
+        match command {
+            PrefixCommand::Pin { id, request, events } => self.pin(id, *request, events),
+            PrefixCommand::Unpin { id } => {
+                self.scheduler.unpin(id);
+            }
+            PrefixCommand::Evict { id } => {
+                self.scheduler.evict_prefix(id);
+            }
+            PrefixCommand::Reset => {
+                self.scheduler.reset_prefixes();
+            }
+        }
+        self.shared.wake();
+    }
+
+    fn pin(&mut self, id: RequestId, request: PinRequest, events: EventSink) {
+        let run = self.new_run(id, request.owner.clone(), events, (Decoding::ONE, false), &[]).for_pin();
+        let added = self.scheduler.add_pin(NewPin {
+            id,
+            name: request.name,
+            tokens: request.tokens,
+            cache_salt: request.cache_salt,
+            adapter: request.adapter,
+            client: request.owner.id,
+        });
+        self.queued(id, run, added);
+    }
+
+    /// Keeps the run of a request that was queued, or tells its client why it was not.
+    pub(super) fn queued(&mut self, id: RequestId, run: super::run_state::LiveRun, added: Result<(), RunError>) {
+        match added {
+            Ok(()) => drop(self.runs.insert(id, run)),
+            Err(error) => {
+                self.leaves_queue();
+                run.events.push(EngineEvent::Failed { error });
+                self.shared.wake();
+            }
+        }
+    }
+}

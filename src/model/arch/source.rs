@@ -1,0 +1,133 @@
+//! Where in a checkpoint the tensor for a role lies: under which name, and which part of it where files fuse several.
+
+use crate::model::dtype::DType;
+use crate::model::error::Fault;
+use std::borrow::Cow;
+
+/// The tensor that holds a role.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    /// As the file names it.
+    pub name: String,
+    pub part: Part,
+    /// Added to each element when it is read as floats (gemma stores the gain of its norms less 1).
+    pub add: f32,
+}
+
+/// Which part of the stored tensor. Counts are rows of a matrix and elements of a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Whole,
+    /// Rows `from..` of a tensor with `of` rows (phi3's fused projections).
+    Rows {
+        from: u64,
+        of: u64,
+    },
+    /// Stored `[cols, of]`: columns `from..`, read as rows (gpt2's `Conv1D`). A vector is cut as by `Rows`.
+    Columns {
+        from: u64,
+        of: u64,
+    },
+    /// Of each `period` rows, the `take` from `from` on (gpt_neox's Q, K and V head by head).
+    Every {
+        period: u64,
+        from: u64,
+        take: u64,
+    },
+}
+
+impl From<String> for Source {
+    fn from(name: String) -> Source {
+        Source { name, part: Part::Whole, add: 0.0 }
+    }
+}
+
+impl Source {
+    /// A part of the tensor of this name.
+    pub fn part(name: String, part: Part) -> Source {
+        Source { name, part, add: 0.0 }
+    }
+
+    /// The shape that the stored tensor must have for the role to have `shape`.
+    pub fn stored_shape(&self, shape: &[u64]) -> Vec<u64> {
+        let mut stored = shape.to_vec();
+        match self.part {
+            Part::Whole => {}
+            Part::Rows { of, .. } => stored[0] = of,
+            Part::Columns { of, .. } if shape.len() == 2 => stored = vec![shape[1], of],
+            Part::Columns { of, .. } => stored[0] = of,
+            Part::Every { period, take, .. } => stored[0] = shape[0] / take * period,
+        }
+        stored
+    }
+
+    /// The role's bytes out of the stored tensor's. The shapes are checked, so that all indices are in range.
+    pub fn cut<'a>(&self, dtype: DType, bytes: &'a [u8], shape: &[u64]) -> Result<Cow<'a, [u8]>, Fault> {
+        let unit = if shape.len() == 2 { shape[1] } else { 1 };
+        let row_bytes = |rows: u64| match dtype.bytes(unit).and_then(|bytes| bytes.checked_mul(rows)) {
+            Some(bytes) => Ok(bytes as usize),
+            None => Err(Fault::Unsupported(format!("{dtype} in rows of {unit} elements cannot be cut"))),
+        };
+        match self.part {
+            Part::Whole => Ok(Cow::Borrowed(bytes)),
+            Part::Columns { from, of } if shape.len() == 2 => transposed(dtype, bytes, shape, from, of),
+            Part::Rows { from, .. } | Part::Columns { from, .. } => {
+                Ok(Cow::Borrowed(&bytes[row_bytes(from)?..row_bytes(from + shape[0])?]))
+            }
+            Part::Every { period, from, take } => {
+                let mut out = Vec::with_capacity(row_bytes(shape[0])?);
+                for block in bytes.chunks_exact(row_bytes(period)?) {
+                    out.extend_from_slice(&block[row_bytes(from)?..row_bytes(from + take)?]);
+                }
+                Ok(Cow::Owned(out))
+            }
+        }
+    }
+}
+
+/// Columns `from..` of a plain `[cols, of]` tensor as rows.
+fn transposed(dtype: DType, bytes: &[u8], shape: &[u64], from: u64, of: u64) -> Result<Cow<'static, [u8]>, Fault> {
+    if dtype.block_elements() != 1 {
+        return Err(Fault::Unsupported(format!("{dtype} cannot be transposed")));
+    }
+    let size = dtype.block_bytes();
+    let (rows, cols) = (shape[0] as usize, shape[1] as usize);
+    let mut out = Vec::with_capacity(rows * cols * size);
+    for row in 0..rows {
+        for col in 0..cols {
+            let at = (col * of as usize + from as usize + row) * size;
+            out.extend_from_slice(&bytes[at..at + size]);
+        }
+    }
+    Ok(Cow::Owned(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+
+    #[track_caller]
+    fn check(part: Part, stored: &[f32], shape: &[u64], stored_shape: &[u64], want: &[f32]) {
+        let source = Source::part("w".into(), part);
+        assert_eq!(source.stored_shape(shape), stored_shape);
+        let bytes = floats(stored);
+        let cut = source.cut(DType::F32, &bytes, shape).expect("can be cut");
+        assert_eq!(cut.as_ref(), floats(want));
+    }
+
+    #[test]
+    fn parts_of_matrices_and_vectors_are_cut() {
+        let stored = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        check(Part::Whole, &stored, &[4, 2], &[4, 2], &stored);
+        check(Part::Rows { from: 1, of: 4 }, &stored, &[2, 2], &[4, 2], &[2.0, 3.0, 4.0, 5.0]);
+        check(Part::Rows { from: 6, of: 8 }, &stored, &[2], &[8], &[6.0, 7.0]);
+        check(Part::Columns { from: 1, of: 4 }, &stored, &[2, 2], &[2, 4], &[1.0, 5.0, 2.0, 6.0]);
+        check(Part::Columns { from: 1, of: 8 }, &stored, &[2], &[8], &[1.0, 2.0]);
+        check(Part::Every { period: 2, from: 1, take: 1 }, &stored, &[2, 2], &[4, 2], &[2.0, 3.0, 6.0, 7.0]);
+        check(Part::Every { period: 4, from: 2, take: 2 }, &stored, &[4], &[8], &[2.0, 3.0, 6.0, 7.0]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Pinned prefixes: computed as requests of their own, then held by the cache.
+//!
+//! A pin is admitted, computed and if need be preempted like any request; when it ends well its blocks stay. Guarantees:
+//! pins take at most [`MAX_PINNED_PERCENT`] of the pool, and never so much that a live request could not run to its end;
+//! a request that could not run beside the pins is refused. Pins whose cache was lost or became suspect are computed again.
+
+use super::{Ended, NewSequence, Scheduler, Sequence};
+use crate::ids::{RequestId, TokenId};
+use crate::kv::{CacheKey, PinSpec};
+use crate::protocol::{FinishReason, InvalidParam, RunError, SamplingParams, StopRules};
+
+/// Share of the pool that pinned prefixes may take.
+pub const MAX_PINNED_PERCENT: u32 = 50;
+
+/// What [`Scheduler::add_pin`] takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewPin {
+    /// Of the request that computes it, as in [`NewSequence`].
+    pub id: RequestId,
+    pub name: Option<String>,
+    /// Its whole blocks are kept.
+    pub tokens: Vec<TokenId>,
+    pub cache_salt: u64,
+    pub adapter: u64,
+    pub client: u64,
+}
+
+impl Scheduler {
+    /// Computes a prefix, as far as the cache does not have it, and keeps it. The request of this id ends with
+    /// [`FinishReason::MaxTokens`] once it is pinned; the token that it samples means nothing. Refused when it fills no
+    /// block, or when it takes more than pins may.
+    pub fn add_pin(&mut self, pin: NewPin) -> Result<(), RunError> {
+        let NewPin { id, name, mut tokens, cache_salt, adapter, client } = pin;
+        let (size, key) = (self.kv.block_size(), CacheKey { salt: cache_salt, adapter });
+        if !self.kv.shares_prefixes() {
+            return Err(
+                InvalidParam { field: "prefix", message: "cannot be pinned: the prefix cache is off".into() }.into()
+            );
+        }
+        let num_blocks = tokens.len() as u32 / size;
+        if num_blocks == 0 {
+            let message = format!("must fill a block of {size} tokens, not {}", tokens.len());
+            return Err(InvalidParam { field: "prefix", message }.into());
+        }
+        tokens.truncate((num_blocks * size) as usize);
+        let mut chain = self.kv.new_chain(key);
+        chain.extend(&tokens);
+        let needed = num_blocks - self.kv.num_pinned_of(&chain, &tokens, num_blocks);
+        let (pinned, limit) = (self.kv.num_pinned() + self.pinning_blocks, self.pin_limit());
+        if pinned + needed > limit {
+            return Err(RunError::PinLimit { needed, pinned, limit });
+        }
+        let sequence = NewSequence {
+            id,
+            prompt: tokens.clone(),
+            sampling: SamplingParams::greedy(),
+            seed: 0,
+            stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(1) },
+            eos_ids: Vec::new(),
+            cache_salt,
+            adapter,
+            priority: 0,
+            client,
+        };
+        self.add(sequence)?;
+        self.pinning_blocks += needed;
+        let idx = self.by_id[&id];
+        self.seq_mut(idx).pin =
+            Some(Box::new(Pinning { spec: PinSpec { request: id, name, tokens, key, client }, needed }));
+        Ok(())
+    }
+
+    /// Lets the pinned prefix of this id go. False when there is none.
+    pub fn unpin(&mut self, id: u64) -> bool {
+        assert!(self.in_flight.is_none(), "prefixes are handled between steps");
+        self.kv.unpin(id)
+    }
+
+    /// Forgets a prefix that is not pinned; returns how many blocks that were.
+    pub fn evict_prefix(&mut self, id: u64) -> u32 {
+        assert!(self.in_flight.is_none(), "prefixes are handled between steps");
+        self.kv.evict_prefix(id)
+    }
+
+    /// Forgets every prefix that is not pinned; returns how many blocks that were.
+    pub fn reset_prefixes(&mut self) -> u32 {
+        assert!(self.in_flight.is_none(), "prefixes are handled between steps");
+        self.kv.reset_prefixes()
+    }
+
+    /// Blocks that a new request of these tokens may come to use: all but those that pins keep from it.
+    pub fn room_for(&self, prompt: &[TokenId], key: CacheKey) -> u32 {
+        let total = self.kv.num_usable();
+        let pinned = self.kv.num_pinned() + self.pinning_blocks;
+        if pinned == 0 {
+            return total;
+        }
+        let mut chain = self.kv.new_chain(key);
+        chain.extend(prompt);
+        // At least one token is computed, so the last block of the prompt is its own even where it is pinned.
+        let max_blocks = (prompt.len() as u32).saturating_sub(1) / self.kv.block_size();
+        total - pinned + self.kv.num_pinned_of(&chain, prompt, max_blocks)
+    }
+
+    /// Blocks that pins may take beside the requests that live now.
+    fn pin_limit(&self) -> u32 {
+        let total = self.kv.num_usable();
+        let live = self.seqs.iter().flatten().filter(|seq| seq.pin.is_none());
+        let most = live.map(|seq| self.most_blocks(seq)).max().unwrap_or(0);
+        (total * MAX_PINNED_PERCENT / 100).min(total - most.min(total))
+    }
+
+    /// The last act of a pin's request: its blocks become the pin's, or are given back.
+    pub(super) fn settle_pin(&mut self, mut seq: Sequence, outcome: Result<FinishReason, RunError>) {
+        let usage = seq.usage();
+        let mut outcome = outcome;
+        if let Some(pinning) = seq.pin.take() {
+            self.pinning_blocks -= pinning.needed;
+            if outcome == Ok(FinishReason::MaxTokens) {
+                if self.kv.pin(pinning.spec, &seq.chain, seq.table).is_none() {
+                    outcome = Err(RunError::PrefixLost);
+                }
+            } else {
+                self.kv.free(seq.table);
+            }
+        } else {
+            self.kv.free(seq.table);
+        }
+        let parent = seq.fork_of.map(|fork| fork.parent);
+        self.ended.push(Ended { request: seq.id, outcome, usage, tokens: seq.tokens, key: seq.key, parent });
+    }
+
+    /// Computes these pins again, under the ids that they had; what cannot be pinned any more is told as an end.
+    pub(super) fn renew_pins(&mut self, specs: Vec<PinSpec>) {
+        for spec in specs {
+            let PinSpec { request, name, tokens, key, client } = spec;
+            let pin = NewPin { id: request, name, tokens, cache_salt: key.salt, adapter: key.adapter, client };
+            if let Err(error) = self.add_pin(pin) {
+                let usage = Default::default();
+                self.ended.push(Ended { request, outcome: Err(error), usage, tokens: Vec::new(), key, parent: None });
+            }
+        }
+    }
+}
+
+/// A prefix on its way to being pinned.
+#[derive(Debug)]
+pub(super) struct Pinning {
+    pub spec: PinSpec,
+    /// Blocks that will be pinned and were not yet when it came.
+    pub needed: u32,
+}
