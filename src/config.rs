@@ -305,6 +305,9 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
+    /// Record every step to this file, for `kvasir replay` and `kvasir trace`
+    #[arg(long, value_name = "FILE", env = "KVASIR_RECORD", hide_env_values = true)]
+    pub record: Option<PathBuf>,
     /// Check the invariants of scheduler and cache after every step
     #[arg(long)]
     pub check_invariants: bool,
@@ -392,6 +395,7 @@ impl EngineArgs {
             checked_shaders: self.checked_shaders,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
+            record: self.record.clone(),
             check: if self.check_invariants { CheckLevel::EveryStep } else { CheckLevel::WhenIdle },
             cache_dir: cache_dir.to_path_buf(),
         })

@@ -18,6 +18,7 @@ pub mod kv;
 pub mod memory;
 pub mod model;
 pub mod protocol;
+pub mod recording;
 pub mod sampling;
 pub mod scheduler;
 pub mod sim;

@@ -20,8 +20,10 @@ mod logging;
 mod models;
 mod out;
 mod render;
+mod replay;
 mod session;
 mod tokenize;
+mod trace;
 
 pub use error::{CliError, CliResult, Exit};
 
@@ -64,6 +66,11 @@ pub enum Command {
     /// Speed of engine and scheduler
     #[command(subcommand)]
     Bench(Box<bench::BenchCommand>),
+    /// A recorded run again: the same decisions and tokens, or the first difference; or with other settings
+    Replay(Box<replay::ReplayArgs>),
+    /// A recorded run for trace viewers
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
     /// The completion script of a shell
     Completions(completions::CompletionsArgs),
 }
@@ -110,6 +117,8 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
         Command::Render(args) => render::run(&args),
         Command::Eval(command) => eval::run(&command),
         Command::Bench(command) => bench::run(&command),
+        Command::Replay(args) => replay::run(&args),
+        Command::Trace(command) => trace::run(&command),
         Command::Completions(args) => completions::run(&args),
     }
 }

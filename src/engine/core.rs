@@ -11,13 +11,14 @@ use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
 use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
-use super::record;
 use super::run_state::{LiveRun, StepTime};
+use super::{record, recorder};
 use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError, Usage};
+use crate::recording::Recorder;
 use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -77,6 +78,8 @@ pub struct EngineCore {
     ended: Vec<(RequestId, FinishReason)>,
     /// Block changes that no step record has yet.
     deltas: Vec<BlockDelta>,
+    /// The file that everything goes to, while one is asked for and the disk keeps up.
+    recorder: Option<Recorder>,
     started: Instant,
     published: Option<Instant>,
 }
@@ -95,7 +98,7 @@ impl EngineCore {
                 0 => max_tokens_per_step,
                 threshold => threshold.min(max_tokens_per_step),
             },
-            watermark_blocks: executor.num_blocks() / 100,
+            watermark_blocks: scheduler::default_watermark(executor.num_blocks()),
             max_preemptions: MAX_PREEMPTIONS,
             queue_policy: record::queue_policy(options.scheduling_policy),
             aging_steps: AGING_STEPS,
@@ -105,8 +108,10 @@ impl EngineCore {
                 CheckLevel::EveryStep => scheduler::CheckLevel::Full,
             },
         };
+        let mut scheduler = Scheduler::new(config, new_cache(&*executor, &options));
         EngineCore {
-            scheduler: Scheduler::new(config, new_cache(&*executor, &options)),
+            recorder: recorder::start(&model, &options, &mut scheduler),
+            scheduler,
             // Numbers go on over loads: readers of the ring rely on ascending steps.
             step: shared.telemetry.snapshot().step,
             shared,
@@ -155,8 +160,15 @@ impl EngineCore {
         let num_live = sequences.filter(|sequence| self.scheduler.abort(*sequence)).count();
         if num_live > 0 {
             self.settle_ended(&HashMap::new());
+            self.record(None);
             self.shared.wake();
         }
+    }
+
+    /// Hands what happened to the recording, where there is one.
+    pub(super) fn record(&mut self, record: Option<&StepRecord>) {
+        let now_us = self.now_us();
+        recorder::write(&mut self.recorder, &mut self.scheduler, now_us, record);
     }
 
     /// The run that a sequence belongs to, and which of its choices it is.
@@ -184,7 +196,10 @@ impl EngineCore {
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
-            Err(outcome) => return outcome,
+            Err(outcome) => {
+                self.record(None);
+                return outcome;
+            }
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
@@ -459,6 +474,7 @@ impl EngineCore {
             num_prefill_tokens: record.num_prefill_tokens(),
             total_us: u64::from(record.total_us),
         });
+        self.record(Some(&record));
         let telemetry = self.shared.telemetry.clone();
         telemetry.push(record);
         if telemetry.is_recording() && self.published.is_none_or(|t| t.elapsed() >= SNAPSHOT_INTERVAL) {
@@ -549,6 +565,7 @@ impl EngineCore {
         }
         self.catch_up();
         self.settle_ended(&HashMap::new());
+        self.record(None);
         self.shared.add_totals(|t| t.recoveries += 1);
         self.publish_snapshot();
         Ok(())

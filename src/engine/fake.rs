@@ -49,6 +49,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         max_queue: fake.max_queue,
         seed: Some(0),
         check: CheckLevel::EveryStep,
+        record: fake.record.clone(),
         // Nothing is fetched for the simulation.
         cache_dir: std::path::PathBuf::new(),
     }

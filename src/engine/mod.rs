@@ -22,6 +22,7 @@ pub mod options;
 pub mod output;
 mod prefixes;
 pub mod record;
+mod recorder;
 pub mod run_state;
 pub mod stop_strings;
 pub mod text_side;

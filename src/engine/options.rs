@@ -77,6 +77,8 @@ pub struct EngineOptions {
     /// Seeds the requests that bring no seed; `None` draws them.
     pub seed: Option<u64>,
     pub check: CheckLevel,
+    /// Where the run is recorded, for `kvasir replay`; a second load begins the file anew.
+    pub record: Option<PathBuf>,
     /// Receives the default model when it is fetched.
     pub cache_dir: PathBuf,
 }
@@ -112,6 +114,8 @@ pub struct FakeOptions {
     pub scheduling_policy: QueuePolicy,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
+    /// Where the run is recorded.
+    pub record: Option<PathBuf>,
 }
 
 impl FakeOptions {
@@ -127,6 +131,7 @@ impl FakeOptions {
             max_queue: 64,
             scheduling_policy: QueuePolicy::Fair,
             faults: Vec::new(),
+            record: None,
         }
     }
 }

@@ -47,5 +47,6 @@ impl EngineCore {
                 self.shared.wake();
             }
         }
+        self.record(None);
     }
 }

@@ -9,7 +9,7 @@ use super::{BlockEvent, BlockTable, KvCache};
 use crate::ids::{BlockId, RequestId};
 
 /// K and V of all layers of one block become those of another, before the forward pass of the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BlockCopy {
     pub from: BlockId,
     pub to: BlockId,

@@ -44,7 +44,7 @@ use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
 /// The shape of the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KvConfig {
     /// Blocks in the pool, the null block included; at least 2.
     pub num_blocks: u32,
@@ -55,7 +55,7 @@ pub struct KvConfig {
 }
 
 /// A change of one block, in order of happening.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum BlockEvent {
     /// Handed out (an `Evict` of the same block precedes it where its content was kept until now).
     Alloc { block: BlockId, request: RequestId, logical: u32 },
@@ -467,6 +467,11 @@ impl KvCache {
     /// Free blocks, next to be handed out first.
     pub fn free_order(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.pool.free_order()
+    }
+
+    /// What [`KvCache::drain_events`] would give now.
+    pub fn events(&self) -> &[BlockEvent] {
+        &self.events
     }
 
     /// What happened to blocks since the last call, in order; the changes of an undone step are not among it.

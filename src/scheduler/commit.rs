@@ -3,13 +3,13 @@
 use super::gang::{GangAdvance, GangNext, GangRows};
 use super::planner::Undo;
 use super::queue::{MAX_SCORED_BLOCKS, QueuePolicy, RESCORED_PER_STEP};
-use super::{PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
+use super::{Op, PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::BlockTable;
 use crate::protocol::{FinishReason, RunError};
 
 /// What a committed step did for one row.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RowResult {
     pub request: RequestId,
     pub slot: SeqSlot,
@@ -71,6 +71,12 @@ impl Scheduler {
         self.renew_pins(lost);
         self.rescore();
         self.verify();
+        self.note(|_| Op::Commit {
+            sampled: sampled.to_vec(),
+            not_finite: not_finite.to_vec(),
+            advances: advances.to_vec(),
+            rows: committed.rows.clone(),
+        });
         committed
     }
 
@@ -92,6 +98,7 @@ impl Scheduler {
 
     /// The step did not run and nothing was written: the state is again as before [`Scheduler::plan_step`].
     pub fn release(&mut self, plan: &StepPlan) {
+        self.note(|_| Op::Release);
         self.close(plan);
         self.kv.undo();
         while let Some(undo) = self.undo.pop() {
@@ -105,6 +112,7 @@ impl Scheduler {
     /// overwritten comes back either. Rows keep their blocks, preempted requests stay in the queue, and the same
     /// positions are planned again. A copy may be missing: its positions are computed again.
     pub fn abandon(&mut self, plan: &StepPlan) {
+        self.note(|_| Op::Abandon);
         self.close(plan);
         self.abandon_copies();
         self.kv.commit();

@@ -7,13 +7,13 @@
 
 use super::planner::Draft;
 use super::sequence::ForkOf;
-use super::{NewSequence, Scheduler, SeqIdx, SeqStatus, Sequence};
+use super::{NewSequence, Op, Scheduler, SeqIdx, SeqStatus, Sequence};
 use crate::ids::RequestId;
 use crate::kv::PrefixHit;
 use crate::protocol::RunError;
 
 /// What [`Scheduler::fork`] takes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct NewFork {
     /// So many of the parent's first tokens come before the fork's own `prompt`; at most as many as it has. Together they
     /// are the fork's prompt.
@@ -24,7 +24,7 @@ pub struct NewFork {
 }
 
 /// How a fork waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum QueuePlace {
     /// As what belongs to its parent's request: as if it had come with it, and also in a full queue.
     WithParent,
@@ -38,6 +38,7 @@ impl Scheduler {
     ///
     /// Panics when the parent is not live or has fewer tokens.
     pub fn fork(&mut self, parent: RequestId, fork: NewFork) -> Result<(), RunError> {
+        self.note(|_| Op::Fork { parent, fork: Box::new(fork.clone()) });
         let NewFork { keep_tokens, sequence: mut new, place } = fork;
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
         let source = self.get(parent).unwrap_or_else(|| panic!("request {parent} is forked, but not live"));
@@ -53,7 +54,7 @@ impl Scheduler {
         if place == QueuePlace::WithParent {
             seq.ticket.since = since;
         }
-        self.enqueue(seq);
+        self.arrive(seq);
         Ok(())
     }
 

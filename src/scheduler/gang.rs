@@ -15,10 +15,11 @@
 use super::planner::{Draft, Undo};
 use super::policy;
 use super::sequence::{Progress, Sequence};
-use super::{NewSequence, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
+use super::{NewSequence, Op, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
 use crate::ids::{BlockId, RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey};
 use crate::protocol::{FinishReason, InvalidParam, RunError};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// The live beams of one search.
@@ -42,21 +43,22 @@ pub struct GangRows {
 }
 
 /// A beam that goes on: `token` after those of beam `parent`, in the order of the search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangChild {
     pub parent: usize,
     pub token: TokenId,
 }
 
 /// What the search made of a gang's rows.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GangAdvance {
     pub gang: RequestId,
     pub next: GangNext,
 }
 
 /// How a gang goes on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GangNext {
     /// At least one and at most `width` beams, best first.
     Beams(Vec<GangChild>),
@@ -85,6 +87,7 @@ impl Scheduler {
     /// starts as one sequence.
     pub fn add_gang(&mut self, new: NewSequence, width: u32) -> Result<(), RunError> {
         assert!(width >= 1, "a gang has at least one beam");
+        self.note(|_| Op::AddGang { new: Box::new(new.clone()), width });
         let slots = self.config.max_num_seqs;
         if width > slots {
             let message = format!("must be at most {slots}, the number of sequences that run at once, not {width}");
@@ -98,7 +101,7 @@ impl Scheduler {
         if tokens <= self.config.max_model_len && needed > total {
             return Err(RunError::NeverFits { needed, total });
         }
-        self.add(new)?;
+        self.enqueue(new)?;
         let idx = self.by_id[&id];
         self.seq_mut(idx).gang = Some(id);
         self.gangs.insert(id, Gang { width, members: vec![idx], spare_slots: Vec::new(), max_blocks: needed });

@@ -14,6 +14,7 @@ mod commit;
 mod fork;
 mod gang;
 mod integrity;
+mod journal;
 mod plan;
 mod planner;
 mod policy;
@@ -31,8 +32,10 @@ pub use commit::{Committed, RowResult};
 pub use fork::{NewFork, QueuePlace};
 pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows, gang_bound};
 pub use integrity::{SequenceView, StateView};
+pub use journal::Op;
 pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
+pub use policy::default_watermark;
 pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
@@ -51,7 +54,7 @@ use rustc_hash::FxHashMap;
 pub const MAX_REASONS: usize = 64;
 
 /// Every limit of the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SchedulerConfig {
     /// Slots of the batch; at least 1.
     pub max_num_seqs: u32,
@@ -76,7 +79,7 @@ pub struct SchedulerConfig {
 }
 
 /// How much is asserted after each change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum CheckLevel {
     /// What costs no walk over blocks or tables.
     Cheap,
@@ -131,6 +134,7 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     ended: Vec<Ended>,
     totals: Totals,
+    journal: Option<Vec<Op>>,
     /// The last step planned: the clock of aging.
     last_step: u64,
     /// Where the next look at cached prefixes of waiting requests begins, and how many places are left to look at.
@@ -169,6 +173,7 @@ impl Scheduler {
             deferred: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
+            journal: None,
             last_step: 0,
             rescore_at: 0,
             rescore_left: 0,
@@ -183,19 +188,26 @@ impl Scheduler {
     /// in flight. The caller has checked sampling parameters and that every token is in the vocabulary.
     pub fn add(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::Add(new.clone()));
+        self.enqueue(new)
+    }
+
+    /// Adds what is noted otherwise.
+    fn enqueue(&mut self, new: NewSequence) -> Result<(), RunError> {
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(RunError::QueueFull { limit: self.config.max_waiting });
         }
         let seq = self.sequence(new)?;
-        self.enqueue(seq);
+        self.arrive(seq);
         Ok(())
     }
 
     /// Puts a request also into a full queue: for what belongs to a request that was admitted already.
     pub fn add_beside(&mut self, new: NewSequence) -> Result<(), RunError> {
         assert!(!self.by_id.contains_key(&new.id), "request {} is added twice", new.id);
+        self.note(|_| Op::AddBeside(new.clone()));
         let seq = self.sequence(new)?;
-        self.enqueue(seq);
+        self.arrive(seq);
         Ok(())
     }
 
@@ -206,7 +218,7 @@ impl Scheduler {
         Ok(Sequence::new(new, chain, max_total, self.last_step))
     }
 
-    fn enqueue(&mut self, mut seq: Sequence) {
+    fn arrive(&mut self, mut seq: Sequence) {
         seq.ticket.cached_tokens = self.score(&seq);
         let ticket = seq.ticket;
         let idx = self.place(seq);
@@ -239,6 +251,7 @@ impl Scheduler {
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(id) = self.by_id.get(&id).map(|idx| self.party(*idx)) else { return false };
         let idx = self.by_id[&id];
+        self.note(|_| Op::Finish { request: id, reason: reason.clone() });
         if self.in_flight.is_none() {
             self.end(idx, Ok(reason));
             return true;
@@ -268,6 +281,7 @@ impl Scheduler {
     /// The cache and its memory are lost: takes a new cache and puts every live request back in the queue in order of
     /// arrival, tokens kept. Requests that can never fit in the new cache end. A step in flight is dropped.
     pub fn restart(&mut self, kv: KvCache) {
+        self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
         self.totals.copied_blocks += self.kv.counts().copied_blocks;
@@ -324,6 +338,7 @@ impl Scheduler {
 
     /// What happened to blocks since the last call. Call it after each step, and after aborts.
     pub fn drain_block_events(&mut self) -> std::vec::Drain<'_, crate::kv::BlockEvent> {
+        self.note(|scheduler| Op::Blocks(scheduler.kv.events().to_vec()));
         self.kv.drain_events()
     }
 

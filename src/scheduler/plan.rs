@@ -5,7 +5,7 @@ use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockCopy, HostTransfer};
 
 /// What a row of the batch is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum RowKind {
     /// A chunk of the prompt; `cached` tokens came from the prefix cache when the row was admitted in this step.
     Prefill { cached: u32 },
@@ -16,7 +16,7 @@ pub enum RowKind {
 }
 
 /// One sequence's part of a step: positions `from..from + num_tokens`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanRow {
     pub request: RequestId,
     pub(super) seq: SeqIdx,
@@ -40,7 +40,7 @@ impl PlanRow {
 }
 
 /// A request that joins the batch in this step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Admission {
     pub request: RequestId,
     /// Known tokens: the prompt, and after a preemption the output so far.
@@ -52,7 +52,8 @@ pub struct Admission {
 }
 
 /// Who gives way when blocks are short.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum VictimPolicy {
     /// The last to join.
     #[default]
@@ -64,7 +65,7 @@ pub enum VictimPolicy {
 }
 
 /// A request that is put back in the queue to make room.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Preemption {
     pub victim: RequestId,
     /// Whose growth needed the blocks; the victim itself when nobody else may be taken.
@@ -80,7 +81,7 @@ pub struct Preemption {
 }
 
 /// Why a request waits: the binding constraint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum WaitReason {
     /// Behind others in the queue; 1 is next after the one that could not be admitted.
     Behind { position: u32 },
@@ -101,7 +102,7 @@ pub enum WaitReason {
 }
 
 /// The decisions of one step. Rows are in batch order: one-token rows first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StepPlan {
     pub step: u64,
     /// Tokens that the step may compute.

@@ -5,13 +5,14 @@ use super::prefill::Shares;
 use super::queue::{QueueMark, QueuePolicy};
 use super::sequence::Progress;
 use super::{
-    Admission, MAX_REASONS, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan, WaitReason,
+    Admission, MAX_REASONS, Op, PlanRow, Preemption, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan,
+    WaitReason,
 };
 use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockTable, PrefixHit, SuspendedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanInputs {
     /// Ascending.
     pub step: u64,
@@ -89,6 +90,7 @@ impl Scheduler {
             "invariant 16: the budget of an unscheduled row is given back"
         );
         self.verify_plan(&draft.plan);
+        self.note(|_| Op::Plan { inputs, plan: draft.plan.clone() });
         draft.plan
     }
 

@@ -4,7 +4,7 @@
 //! pins take at most [`MAX_PINNED_PERCENT`] of the pool, and never so much that a live request could not run to its end;
 //! a request that could not run beside the pins is refused. Pins whose cache was lost or became suspect are computed again.
 
-use super::{Ended, NewSequence, Scheduler, Sequence};
+use super::{Ended, NewSequence, Op, Scheduler, Sequence};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{CacheKey, PinSpec};
 use crate::protocol::{FinishReason, InvalidParam, RunError, SamplingParams, StopRules};
@@ -13,7 +13,7 @@ use crate::protocol::{FinishReason, InvalidParam, RunError, SamplingParams, Stop
 pub const MAX_PINNED_PERCENT: u32 = 50;
 
 /// What [`Scheduler::add_pin`] takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NewPin {
     /// Of the request that computes it, as in [`NewSequence`].
     pub id: RequestId,
@@ -30,6 +30,11 @@ impl Scheduler {
     /// [`FinishReason::MaxTokens`] once it is pinned; the token that it samples means nothing. Refused when it fills no
     /// block, or when it takes more than pins may.
     pub fn add_pin(&mut self, pin: NewPin) -> Result<(), RunError> {
+        self.note(|_| Op::AddPin(pin.clone()));
+        self.enqueue_pin(pin)
+    }
+
+    fn enqueue_pin(&mut self, pin: NewPin) -> Result<(), RunError> {
         let NewPin { id, name, mut tokens, cache_salt, adapter, client } = pin;
         let (size, key) = (self.kv.block_size(), CacheKey { salt: cache_salt, adapter });
         if !self.kv.shares_prefixes() {
@@ -62,7 +67,7 @@ impl Scheduler {
             priority: 0,
             client,
         };
-        self.add(sequence)?;
+        self.enqueue(sequence)?;
         self.pinning_blocks += needed;
         let idx = self.by_id[&id];
         self.seq_mut(idx).pin =
@@ -73,18 +78,21 @@ impl Scheduler {
     /// Lets the pinned prefix of this id go. False when there is none.
     pub fn unpin(&mut self, id: u64) -> bool {
         assert!(self.in_flight.is_none(), "prefixes are handled between steps");
+        self.note(|_| Op::Unpin { prefix: id });
         self.kv.unpin(id)
     }
 
     /// Forgets a prefix that is not pinned; returns how many blocks that were.
     pub fn evict_prefix(&mut self, id: u64) -> u32 {
         assert!(self.in_flight.is_none(), "prefixes are handled between steps");
+        self.note(|_| Op::EvictPrefix { prefix: id });
         self.kv.evict_prefix(id)
     }
 
     /// Forgets every prefix that is not pinned; returns how many blocks that were.
     pub fn reset_prefixes(&mut self) -> u32 {
         assert!(self.in_flight.is_none(), "prefixes are handled between steps");
+        self.note(|_| Op::ResetPrefixes);
         self.kv.reset_prefixes()
     }
 
@@ -135,7 +143,7 @@ impl Scheduler {
         for spec in specs {
             let PinSpec { request, name, tokens, key, client } = spec;
             let pin = NewPin { id: request, name, tokens, cache_salt: key.salt, adapter: key.adapter, client };
-            if let Err(error) = self.add_pin(pin) {
+            if let Err(error) = self.enqueue_pin(pin) {
                 let usage = Default::default();
                 self.ended.push(Ended { request, outcome: Err(error), usage, tokens: Vec::new(), key, parent: None });
             }

@@ -32,7 +32,8 @@ pub(super) const MAX_SCORED_BLOCKS: u32 = 256;
 const MAX_PRIORITY: i32 = 1_000;
 
 /// Who is admitted first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum QueuePolicy {
     /// In order of arrival.
     Fcfs,

@@ -8,7 +8,7 @@ use crate::protocol::{FinishReason, SamplingParams, StopRules, Usage};
 use rustc_hash::FxHashMap;
 
 /// What [`super::Scheduler::add`] takes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct NewSequence {
     /// Unique for the life of the scheduler, ascending in order of arrival.
     pub id: RequestId,

@@ -15,6 +15,7 @@ mod forks;
 mod load;
 mod mirror;
 mod oracle;
+pub mod paper;
 mod prefixes;
 mod rng;
 mod runner;

@@ -1,6 +1,6 @@
 //! Seeded draws for worlds (splitmix64: one addition and a mix per draw).
 
-pub(super) struct Rng(u64);
+pub struct Rng(u64);
 
 impl Rng {
     pub fn new(seed: u64) -> Self {

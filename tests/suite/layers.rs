@@ -6,7 +6,7 @@ use crate::tidy::{repository_files, root, source};
 use std::collections::BTreeSet;
 
 /// A module and what it may name of the crate. `module::part` allows that part only; `*` allows all.
-const MAY_IMPORT: [(&str, &[&str]); 21] = [
+const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("ids", &[]),
     ("protocol", &["ids"]),
     ("telemetry", &["ids", "protocol"]),
@@ -21,6 +21,8 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
     ("kernels", &["gpu", "model::dtype", "model::quant", "model::spec", "sampling", "batch", "protocol"]),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
     ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
+    // Runs the scheduler again, with or without an executor.
+    ("recording", &["ids", "protocol", "telemetry", "kv", "scheduler", "batch", "executor"]),
     ("engine", &ENGINE),
     ("server", &OUTSIDE),
     ("app", &OUTSIDE),
@@ -31,7 +33,8 @@ const MAY_IMPORT: [(&str, &[&str]); 21] = [
 ];
 
 /// The engine puts the parts together.
-const ENGINE: [&str; 12] = [
+const ENGINE: [&str; 13] = [
+    "recording",
     "ids",
     "protocol",
     "telemetry",

@@ -11,6 +11,7 @@ mod malformed;
 mod models;
 mod noop_device;
 mod queue_sim;
+mod recording;
 mod sampling;
 mod shaders;
 mod sim;

@@ -1,7 +1,8 @@
-//! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone.
+//! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone, the figures of a paper.
 
 mod kernels;
 mod latency;
+mod paper;
 mod sim;
 mod throughput;
 
@@ -23,6 +24,8 @@ pub enum BenchCommand {
     Kernels(kernels::KernelsArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
+    /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
+    Paper(paper::PaperArgs),
 }
 
 pub fn run(command: &BenchCommand) -> CliResult {
@@ -31,6 +34,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
         BenchCommand::Throughput(args) => throughput::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Sim(args) => sim::run(args),
+        BenchCommand::Paper(args) => paper::run(args),
     }
 }
 

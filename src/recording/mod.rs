@@ -1,0 +1,90 @@
+//! Recordings: a run of the engine as a file, run again to the same decisions, run otherwise, or shown as a trace.
+//!
+//! Guarantees: a recording holds everything that the scheduler's decisions and the tokens depend on, so that
+//! [`replay()`] comes to the same ones; writing never makes a step wait, is bounded, and ends with a warning where the
+//! disk is full or too slow; a damaged file is named by line. Prompt text is not in it, token ids are.
+//!
+//! # The format, version 1
+//!
+//! JSON lines. The first is `{"header": …}` ([`Header`]); then, in order of happening:
+//!
+//! - `{"op": {"at_us": t, "op": …}}`: an operation on the scheduler ([`Op`]): arrivals with tokens, sampling, seed, stop
+//!   rules, priority and salt; forks; ends; plans with all their inputs; what became of each step with its tokens; block
+//!   changes. `at_us` counts from the engine's start. An operation takes effect before the plan that follows it.
+//! - `{"record": …}`: the [`StepRecord`] of a finished step, with its times.
+//!
+//! Fields may be added within a version; a reader refuses another version by its number.
+
+mod difference;
+mod reader;
+pub mod replay;
+pub mod trace;
+pub mod what_if;
+mod writer;
+
+pub use difference::Difference;
+pub use reader::{ReadError, Recording};
+pub use replay::{ReplayReport, replay};
+pub use writer::Recorder;
+
+use crate::ids::TokenId;
+use crate::kv::KvConfig;
+use crate::scheduler::{Op, SchedulerConfig};
+use crate::telemetry::StepRecord;
+use serde::{Deserialize, Serialize};
+
+/// The format that this version writes.
+pub const VERSION: u32 = 1;
+
+/// One line of a recording.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    Header(Box<Header>),
+    Op(Box<TimedOp>),
+    Record(Box<StepRecord>),
+}
+
+/// An operation and when it was noted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimedOp {
+    /// Microseconds since the engine started.
+    pub at_us: u64,
+    pub op: Op,
+}
+
+/// What the run was made of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    pub version: u32,
+    pub kv: KvConfig,
+    pub scheduler: SchedulerConfig,
+    pub model: ModelIdentity,
+    pub adapter: AdapterIdentity,
+    /// Prompt chunks beside decoding rows are fitted to measured times.
+    pub adaptive_budget: bool,
+    /// f32 activations and KV.
+    pub precise: bool,
+    /// Seeds requests that bring none.
+    pub seed: Option<u64>,
+}
+
+/// The model that ran.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelIdentity {
+    pub name: String,
+    pub arch: String,
+    pub quant: String,
+    pub num_params: u64,
+    pub file_bytes: u64,
+    pub vocab_size: u32,
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// What it ran on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AdapterIdentity {
+    pub name: String,
+    pub driver: String,
+    pub backend: String,
+}
