@@ -1,6 +1,6 @@
 //! What commands share: finding a model, starting the engine on it, reading its tokenizer and template.
 
-use super::args::ModelArgs;
+use super::args::{ModelArgs, token_lists};
 use super::error::CliError;
 use super::{interrupt, out};
 use crate::config::{ConfigFile, Dirs};
@@ -67,28 +67,30 @@ pub fn open(args: &ModelArgs, seed: Option<u64>, adjust: impl FnOnce(&mut Engine
     }
 }
 
-/// Computes the prefixes of these files and keeps them for the requests that follow: a JSON list of token ids, or text.
+/// Computes the prefixes of these files and keeps them for the requests that follow: lists of token ids, or text.
 pub fn pin_prefixes(session: &Session, files: &[PathBuf]) -> Result<(), CliError> {
-    for (i, path) in files.iter().enumerate() {
+    for path in files {
         let shown = path.display();
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| CliError::failure(format!("cannot read the prefix: {e}: {shown}")))?;
-        let tokens = match path.extension().is_some_and(|x| x == "json") {
-            true => serde_json::from_str(&text)
-                .map_err(|e| CliError::failure(format!("the prefix is not a list of token ids: {e}: {shown}")))?,
+        let lists = match path.extension().is_some_and(|x| x == "json") {
+            true => token_lists("--pin-prefix", path)?,
             false => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|e| CliError::failure(format!("cannot read the prefix: {e}: {shown}")))?;
                 let encoded = session.model.tokenizer.encode(&text, AddSpecial::Yes);
-                encoded.map_err(|e| CliError::failure(format!("{e}: {shown}")))?
+                vec![encoded.map_err(|e| CliError::failure(format!("{e}: {shown}")))?]
             }
         };
         let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let owner = OwnerTag { id: u64::MAX - i as u64, label: format!("pin {shown}") };
-        let request = PinRequest { owner, name, tokens, cache_salt: 0, adapter: 0 };
         let fault = |error: RunError| CliError::failure(format!("cannot pin the prefix: {error}: {shown}"));
-        let run = session.engine.pin_prefix(request).map_err(fault)?;
-        while let Some(event) = run.recv() {
-            if let EngineEvent::Failed { error } = event {
-                return Err(fault(error));
+        for tokens in lists {
+            // A client of its own, so that no request waits for its share because of it.
+            let owner = OwnerTag { id: u64::MAX, label: format!("pin {shown}") };
+            let request = PinRequest { owner, name: name.clone(), tokens, cache_salt: 0, adapter: 0 };
+            let run = session.engine.pin_prefix(request).map_err(fault)?;
+            while let Some(event) = run.recv() {
+                if let EngineEvent::Failed { error } = event {
+                    return Err(fault(error));
+                }
             }
         }
     }

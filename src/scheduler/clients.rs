@@ -19,7 +19,7 @@ pub(super) const MAX_IDLE: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientView {
     pub client: u64,
-    /// Prompt and output tokens computed for it; not lifted.
+    /// Prompt tokens computed and output tokens sampled for it; not lifted.
     pub served_tokens: u64,
     /// What the fair policy ranks by: the lowest goes first.
     pub counter: u64,
@@ -84,7 +84,7 @@ impl Clients {
         self.live(client).counter -= u64::from(tokens);
     }
 
-    /// Tokens that a committed step computed for the first time.
+    /// Prompt tokens that a committed step computed for the first time, or output tokens.
     pub fn serve(&mut self, client: u64, tokens: u32) {
         self.live(client).served_tokens += u64::from(tokens);
     }

@@ -187,9 +187,9 @@ impl Scheduler {
         let seq = self.seqs[row.seq as usize].as_mut().expect("a planned row is live until its step is over");
         self.totals.computed_tokens += u64::from(row.num_tokens);
         self.totals.recomputed_tokens += u64::from(to.min(seq.computed_peak).saturating_sub(row.from));
-        // Tokens found in the cache and tokens computed again were served by nobody's turn.
+        // What was found in the cache, or is computed again, serves nobody anew; output is served as it is sampled.
         let found = seq.computed_peak.max(row.from);
-        self.waiting.serve(seq.ticket.client, to.saturating_sub(found));
+        self.waiting.serve(seq.ticket.client, to.min(seq.num_prompt).saturating_sub(found));
         seq.num_computed = to;
         seq.num_valid = to;
         seq.computed_peak = seq.computed_peak.max(to);
@@ -210,6 +210,7 @@ impl Scheduler {
         if let (Some((token, _)), None) = (sampled, seq.gang) {
             result.token = Some(token);
             self.waiting.charge(seq.ticket.client, 1);
+            self.waiting.serve(seq.ticket.client, 1);
             result.finish = seq.append(token);
             if let Some(reason) = result.finish.clone() {
                 self.end(row.seq, Ok(reason));

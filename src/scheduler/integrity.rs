@@ -8,7 +8,7 @@ use crate::kv::HeldTable;
 impl Scheduler {
     /// Every invariant that holds between steps and while one is in flight; the text names the one that is broken.
     pub fn check_integrity(&self) -> Result<(), String> {
-        let held = self.running().chain(self.waiting()).map(|seq| HeldTable {
+        let held = self.live().map(|seq| HeldTable {
             table: &seq.table,
             tokens: &seq.tokens,
             num_valid: seq.num_valid,
@@ -101,10 +101,10 @@ impl Scheduler {
     fn check_partition(&self) -> Result<(), String> {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
-        let waiting = self.waiting.iter().map(|idx| (idx, SeqStatus::Waiting));
+        let waiting = self.waiting.in_any_order().map(|idx| (idx, SeqStatus::Waiting));
         // Beams that wait for their leader are in no list.
         let is_folded = |seq: &super::Sequence| seq.is_follower() && seq.status == SeqStatus::Waiting;
-        let folded = self.by_id.values().filter(|idx| is_folded(self.seq(**idx)));
+        let folded = self.gangs.values().flat_map(|gang| &gang.members).filter(|idx| is_folded(self.seq(**idx)));
         let folded: Vec<(SeqIdx, SeqStatus)> = folded.map(|idx| (*idx, SeqStatus::Waiting)).collect();
         let num_folded = folded.len();
         for (idx, status) in running.chain(waiting).chain(folded) {
@@ -126,17 +126,22 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Every live request is counted once with its client, and the queue lists all that wait.
+    /// Running in batch order, then waiting in no order.
+    fn live(&self) -> impl Iterator<Item = &super::Sequence> {
+        self.running.iter().copied().chain(self.waiting.in_any_order()).map(|idx| self.seq(idx))
+    }
+
+    /// Every live request is counted once with its client.
     fn check_clients(&self) -> Result<(), String> {
         let counted = self.clients().fold((0, 0), |sum, view| (sum.0 + view.running, sum.1 + view.waiting));
         // The beams of a search count as one.
         let num_running = self.running().filter(|seq| !seq.is_follower()).count() as u32;
         let listed = (num_running, self.waiting.len() as u32);
-        if counted != listed || self.waiting.iter().count() != self.waiting.len() {
+        if counted != listed {
             return Err(format!("invariant 13: clients have (running, waiting) {counted:?}, {listed:?} are listed"));
         }
         let is_known = |seq: &super::Sequence| self.waiting.client(seq.client()).is_some();
-        match self.running().chain(self.waiting()).find(|seq| !is_known(seq)) {
+        match self.live().find(|seq| !is_known(seq)) {
             Some(seq) => Err(format!("invariant 13: the client of request {} has no account", seq.id)),
             None => Ok(()),
         }

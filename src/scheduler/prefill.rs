@@ -7,6 +7,7 @@
 use super::planner::Draft;
 use super::policy::{self, Room};
 use super::{Scheduler, SeqIdx, SeqStatus, Sequence};
+use crate::kv::PrefixHit;
 
 /// What each prompt gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +72,9 @@ impl Scheduler {
         self.num_looked_at += 1;
         let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
         let query_tokens = seq.num_tokens() - 1;
-        let hit = self.kv.lookup(&seq.chain, &seq.tokens, query_tokens / self.kv.block_size());
-        if self.will_be_computed(seq, hit.num_blocks, query_tokens) {
+        let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
+        let (hit, _) = self.found(seq, hit);
+        if self.will_be_computed(seq, hit, query_tokens) {
             return None;
         }
         let promised = self.running.iter().map(|idx| self.promised(*idx)).sum();
@@ -82,11 +84,21 @@ impl Scheduler {
         }
         policy::may_join(self.needed_to_join(idx), hit, &room).ok()?;
         let seq = self.seq(idx);
-        Some(seq.num_tokens() - hit.num_blocks * self.kv.block_size())
+        let wanted = seq.num_tokens() - u32::from(self.is_held(seq));
+        Some(wanted.saturating_sub(hit.tokens.min(query_tokens)).max(1))
     }
 
-    /// A running prompt is on its way to the next block that `seq` needs: `seq` will wait to share it.
-    fn will_be_computed(&self, seq: &Sequence, block_idx: u32, query_tokens: u32) -> bool {
+    /// A running prompt is on its way to what `seq` needs next, its parent's or an equal one: `seq` will wait to share it.
+    fn will_be_computed(&self, seq: &Sequence, hit: PrefixHit, query_tokens: u32) -> bool {
+        let parent = seq.fork_of.and_then(|fork| Some((fork, self.get(fork.parent)?)));
+        let is_led = parent.is_some_and(|(fork, parent)| {
+            let from = parent.num_computed;
+            parent.status == SeqStatus::Running && from < fork.keep_tokens.min(query_tokens) && hit.tokens <= from
+        });
+        if is_led {
+            return true;
+        }
+        let block_idx = hit.num_blocks;
         let block_end = (block_idx + 1) * self.kv.block_size();
         if !self.kv.shares_prefixes() || block_end > query_tokens {
             return false;

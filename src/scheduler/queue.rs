@@ -189,7 +189,7 @@ impl WaitingQueue {
         self.rekey(client, |clients| clients.discharge(client, tokens));
     }
 
-    /// A committed step computed `tokens` for the first time.
+    /// A committed step computed so many prompt tokens for the first time, or sampled so many.
     pub fn serve(&mut self, client: u64, tokens: u32) {
         self.clients.serve(client, tokens);
     }
@@ -213,6 +213,11 @@ impl WaitingQueue {
             heads,
             left: self.len,
         }
+    }
+
+    /// All that wait, in no order and at no cost but the walk: for checks.
+    pub fn in_any_order(&self) -> impl Iterator<Item = SeqIdx> + '_ {
+        self.order.values().chain(self.lanes.values().flat_map(Lane::values)).map(|entry| entry.idx)
     }
 
     pub fn client(&self, client: u64) -> Option<&ClientView> {

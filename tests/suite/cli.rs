@@ -316,6 +316,32 @@ fn generate_reports_tokens_usage_and_timings() {
 }
 
 #[test]
+fn generate_finds_what_it_pinned_first() {
+    if !has_adapter() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (pin, prompt, short) =
+        (dir.path().join("pin.json"), dir.path().join("prompt.json"), dir.path().join("short.txt"));
+    let ids: Vec<u32> = (0..40).map(|i| i * 7 % 500).collect();
+    std::fs::write(&pin, json!(ids).to_string()).expect("a writable folder");
+    std::fs::write(&prompt, json!([ids]).to_string()).expect("a writable folder");
+    std::fs::write(&short, "Hi").expect("a writable folder");
+    let [pin, prompt, short] = [&pin, &prompt, &short].map(|path| path.to_str().expect("UTF-8"));
+    let model = fixture("tiny/llama");
+    let args =
+        ["generate", "--token-ids", prompt, "--model", &model, "--json", "--temperature", "0", "--max-tokens", "3"];
+    let plain = json_lines(&args);
+    let pinned = json_lines(&[&args[..], &["--pin-prefix", pin]].concat());
+    assert_eq!(plain[0]["outputs"][0]["token_ids"], pinned[0]["outputs"][0]["token_ids"]);
+    let cached = |lines: &[Value]| lines[0]["usage"]["cached_tokens"].clone();
+    assert_eq!((cached(&plain), cached(&pinned)), (json!(0), json!(32)));
+    let refused = run(&[&args[..], &["--pin-prefix", short]].concat());
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && message.contains("fill a block"), "{message}");
+}
+
+#[test]
 fn choices_are_what_their_seeds_give_alone_and_the_best_are_among_them() {
     if !has_adapter() {
         return;
@@ -372,7 +398,11 @@ fn eval_logits_writes_a_row_per_position() {
 
 #[test]
 fn bench_sim_runs_without_failures() {
-    let lines = json_lines(&["bench", "sim", "--json", "--worlds", "50"]);
+    let lines = json_lines(&["bench", "sim", "--json", "--worlds", "50", "--load-steps", "50"]);
     assert_eq!((&lines[0]["worlds"], &lines[0]["failures"]), (&json!(50), &json!(0)));
     assert!(lines[0]["steps"].as_u64() > Some(50) && lines[0]["steps_s"].as_f64() > Some(0.0));
+    let (load, planning) = (&lines[0]["load"], &lines[0]["planning"]);
+    assert_eq!((&load["sequences"], &load["blocks"], &load["steps"]), (&json!(64), &json!(4096), &json!(50)));
+    assert_eq!((&planning["running"], &planning["waiting"]), (&json!(256), &json!(10_000)));
+    assert!(load["steps_s"].as_f64() > Some(0.0) && planning["us_p50"].as_f64() > Some(0.0));
 }

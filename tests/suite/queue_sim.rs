@@ -50,8 +50,8 @@ fn two_clients_with_work_waiting_are_served_alike_whatever_they_send() {
         let (a, b) = (counter(&engine, 1), counter(&engine, 2));
         assert!(a.abs_diff(b) <= bound, "step {steps}: {a} and {b}");
         let (a, b) = (served(&engine, 1) - first, served(&engine, 2) - second);
-        // Served is charged and computed: a prompt's worth behind the counter.
-        assert!(a.abs_diff(b) <= 2 * (bound + 64), "step {steps}: {a} and {b} tokens served");
+        // What is charged is served a prompt later at most.
+        assert!(a.abs_diff(b) <= 2 * (bound + 60), "step {steps}: {a} and {b} tokens served");
     }
     assert!(served(&engine, 2) - second > 10 * bound, "the contest is long against the bound: {steps} steps");
     assert!(shared > 0, "some wait because their client had more");
