@@ -78,7 +78,7 @@ fn beams_share_until_they_write_and_only_the_written_block_is_copied() {
 fn a_gang_gives_way_whole_and_comes_back_whole() {
     // The search and another request fill the pool; the older one takes a block more in each fourth step.
     let mut scheduler = scheduler(13);
-    scheduler.add(request(9, vec![8; 16])).expect("it fits");
+    scheduler.add(request(0, vec![8; 16])).expect("it fits");
     let search = NewSequence { stop: StopRules::max_tokens(8), ..request(1, vec![5; 9]) };
     scheduler.add_gang(search, 3).expect("it fits");
     let children = [(0, 1), (0, 2), (0, 3)];
@@ -97,7 +97,7 @@ fn a_gang_gives_way_whole_and_comes_back_whole() {
     assert_eq!((scheduler.running().len(), scheduler.waiting().len()), (1, 1), "one entry stands for all beams");
     let kept = outputs(&scheduler);
     assert_eq!(kept.len(), 3);
-    assert!(scheduler.abort(RequestId(9)));
+    assert!(scheduler.abort(RequestId(0)));
     for _ in 0..3 {
         at += 1;
         step(&mut scheduler, at, &spread);
