@@ -5,15 +5,19 @@
 //! and the text stops before them; the outputs are told whole, best first, when the search is over. A stop string is
 //! looked for in the text of each beam's output.
 
+use super::core::EngineCore;
 use super::handle::LoadedModel;
 use super::output::TextOutput;
 use crate::executor::{MAX_LOGPROBS, StepOutput};
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{
     BeamParams, Decoding, EngineEvent, FinishReason, GenerateRequest, InvalidParam, RunError, StopRules, TokenLogprobs,
+    Usage,
 };
 use crate::sampling::beam::{BeamSearch, Hypothesis};
-use crate::scheduler::{GangAdvance, GangChild, GangNext, GangRows, NewSequence, Scheduler};
+use crate::scheduler::{
+    Committed, GangAdvance, GangChild, GangNext, GangRows, NewSequence, Scheduler, StepPlan, gang_bound,
+};
 use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,7 +55,8 @@ fn num_continuations(params: &BeamParams, stop: &StopRules, eos: &[TokenId]) -> 
 }
 
 /// Checks a beam search's parameters; the error names the field and the limit.
-pub fn check(params: &BeamParams, request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunError> {
+pub fn check(request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunError> {
+    let Decoding::Beam(params) = &request.decoding else { return Ok(()) };
     let invalid = |field, message| Err(InvalidParam { field, message }.into());
     let (width, slots) = (params.width, model.max_num_seqs);
     if width == 0 || width > slots {
@@ -149,6 +154,44 @@ impl Searches {
         lost.sort_unstable();
         lost
     }
+}
+
+impl EngineCore {
+    /// The step ran: the searches say how their beams go on.
+    pub(super) fn commit(&mut self, plan: &StepPlan, output: &StepOutput) -> Committed {
+        let advances = self.searches.advance(&self.scheduler.gang_rows(plan), output);
+        let committed = self.scheduler.commit_gangs(plan, &output.tokens, &output.not_finite, &advances);
+        let at = self.step_time();
+        for advance in &advances {
+            if let Some(run) = self.runs.get_mut(&advance.gang) {
+                run.progress(at);
+            }
+        }
+        committed
+    }
+
+    /// A choice of a run ended; a search tells all its outputs.
+    pub(super) fn end_choice(&mut self, id: RequestId, choice: usize, reason: &FinishReason, mut usage: Usage) {
+        let Some(run) = self.runs.get_mut(&id) else { return };
+        if let Some(search) = self.searches.take(id).filter(|_| *reason != FinishReason::Aborted) {
+            usage.output_tokens = search.num_output_tokens();
+            search.outputs().into_iter().for_each(|event| run.events.push(event));
+        }
+        run.end_choice(choice, reason.clone(), usage);
+    }
+
+    /// After a rebuild: ends the searches that cannot go on.
+    pub(super) fn fail_out_of_step(&mut self) {
+        for id in self.searches.out_of_step(&self.scheduler) {
+            self.fail(id, &RunError::Engine("a step of the beam search fell over half-way".into()));
+        }
+    }
+}
+
+/// Blocks that a request of `needed` tokens may come to need.
+pub fn most_blocks(request: &GenerateRequest, prompt: u32, needed: u32, block_size: u32) -> u32 {
+    let width = if let Decoding::Beam(params) = &request.decoding { params.width } else { 1 };
+    gang_bound(block_size, prompt, needed, width)
 }
 
 impl Search {

@@ -17,7 +17,7 @@ use crate::batch::StepBatch;
 use crate::executor::{ExecError, Executor, StepOutput, StepStats};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
-use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError, Usage};
+use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError};
 use crate::recording::Recorder;
 use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
 use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
@@ -203,14 +203,7 @@ impl EngineCore {
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
-        let advances = self.searches.advance(&self.scheduler.gang_rows(&plan), &output);
-        let committed = self.scheduler.commit_gangs(&plan, &output.tokens, &output.not_finite, &advances);
-        let at = self.step_time();
-        for advance in &advances {
-            if let Some(run) = self.runs.get_mut(&advance.gang) {
-                run.progress(at);
-            }
-        }
+        let committed = self.commit(&plan, &output);
         let mut record = StepRecord {
             step: self.step,
             t0_us: micros64(start.duration_since(self.started)),
@@ -418,16 +411,6 @@ impl EngineCore {
         self.remember(info, ended, reason);
     }
 
-    /// A choice of a run ended; a search tells all its outputs.
-    fn end_choice(&mut self, id: RequestId, choice: usize, reason: &FinishReason, mut usage: Usage) {
-        let Some(run) = self.runs.get_mut(&id) else { return };
-        if let Some(search) = self.searches.take(id).filter(|_| *reason != FinishReason::Aborted) {
-            usage.output_tokens = search.num_output_tokens();
-            search.outputs().into_iter().for_each(|event| run.events.push(event));
-        }
-        run.end_choice(choice, reason.clone(), usage);
-    }
-
     fn remember(&mut self, info: RequestInfo, ended: Ended, reason: FinishReason) {
         let request = ended.request;
         if self.finished.len() == MAX_FINISHED {
@@ -560,9 +543,7 @@ impl EngineCore {
         self.scheduler.restart(new_cache(&*executor, &self.options));
         self.executor = Some(executor);
         self.num_failed_steps = 0;
-        for id in self.searches.out_of_step(&self.scheduler) {
-            self.fail(id, &RunError::Engine("a step of the beam search fell over half-way".into()));
-        }
+        self.fail_out_of_step();
         self.catch_up();
         self.settle_ended(&HashMap::new());
         self.record(None);
@@ -591,7 +572,7 @@ impl EngineCore {
         }
     }
 
-    fn step_time(&self) -> StepTime {
+    pub(super) fn step_time(&self) -> StepTime {
         StepTime { step: self.step, now_us: self.now_us() }
     }
 

@@ -38,8 +38,7 @@ use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{Decoding, EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
-use crate::scheduler::gang_bound;
+use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -559,9 +558,7 @@ impl Drop for Run {
 fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
     choices::check(&request.decoding)?;
-    if let Decoding::Beam(params) = &request.decoding {
-        beams::check(params, request, model)?;
-    }
+    beams::check(request, model)?;
     let prompt = kept.saturating_add(request.prompt.len() as u32);
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);
@@ -581,11 +578,7 @@ fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> R
     if needed > max_model_len {
         return Err(RunError::ContextExceeded { needed, max_model_len });
     }
-    let blocks = match &request.decoding {
-        Decoding::Beam(params) => gang_bound(model.block_size, prompt, needed, params.width),
-        Decoding::Sample { .. } => needed.div_ceil(model.block_size),
-    };
-    let (needed, total) = (blocks, model.num_blocks - 1);
+    let (needed, total) = (beams::most_blocks(request, prompt, needed, model.block_size), model.num_blocks - 1);
     if needed > total {
         return Err(RunError::NeverFits { needed, total });
     }

@@ -147,7 +147,7 @@ impl Scheduler {
             self.rescore_at = (self.rescore_at + 1) % self.seqs.len();
             self.num_looked_at += 1;
             let Some(seq) = &self.seqs[self.rescore_at] else { continue };
-            if seq.status == SeqStatus::Waiting {
+            if seq.status == SeqStatus::Waiting && !seq.is_follower() {
                 let (idx, mut ticket, cached_tokens) = (self.rescore_at as SeqIdx, seq.ticket, self.score(seq));
                 self.waiting.rescore(idx, &mut ticket, cached_tokens);
                 self.seq_mut(idx).ticket = ticket;
