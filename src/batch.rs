@@ -5,6 +5,7 @@ use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
 use prefix_groups::{PrefixGroups, Tables};
 
+pub mod canary;
 pub mod prefix_groups;
 
 pub use crate::scheduler::HostTransfer;
@@ -39,6 +40,8 @@ pub struct StepBatch {
     pub bias_start: Vec<u32>, // [num_logits + 1]
     /// Rows whose tables begin with the same blocks: they may read them together. [`StepBatch::find_groups`] fills it.
     pub groups: PrefixGroups,
+    /// For the KV canary: the chain of what each row computed before, `[num_rows]`, or empty when it is off.
+    pub chains: Vec<u32>,
     /// Content to be copied between blocks and host memory before anything is computed: first all that goes out, then
     /// all that comes in.
     pub swap_out: Vec<HostTransfer>,
@@ -130,11 +133,13 @@ impl StepBatch {
             biases,
             bias_start,
             groups,
+            chains,
             swap_out,
             swap_in,
             want,
         } = self;
         groups.clear();
+        chains.clear();
         *step = 0;
         *block_size = 0;
         *want = Want::Ids;
@@ -357,6 +362,9 @@ impl StepBatch {
         }
         self.check_copies(num_blocks)?;
         (0..rows).try_for_each(|row| self.check_row(row, num_blocks))?;
+        if !self.chains.is_empty() && self.chains.len() != rows {
+            return Err(format!("chains has {} entries, not {rows}", self.chains.len()));
+        }
         self.groups.check(self.tables())
     }
 

@@ -3,7 +3,7 @@
 //! Precedence: flags, then `KVASIR_*` variables (both arrive in [`EngineArgs`]), then `config.toml`, then the defaults
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
-use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
+use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, KvCacheDtype};
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
@@ -115,6 +115,7 @@ pub struct EngineSection {
     pub gpu_memory_utilization: Option<f32>,
     pub num_gpu_blocks_override: Option<HumanInt>,
     pub prefix_caching: Option<bool>,
+    pub kv_cache_dtype: Option<String>,
     pub scheduling_policy: Option<String>,
     pub long_prefill_token_threshold: Option<HumanInt>,
     pub victim_policy: Option<String>,
@@ -137,6 +138,7 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "gpu_memory_utilization",
             "num_gpu_blocks_override",
             "prefix_caching",
+            "kv_cache_dtype",
             "scheduling_policy",
             "long_prefill_token_threshold",
             "victim_policy",
@@ -299,6 +301,12 @@ pub struct EngineArgs {
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
+    /// What keys and values are stored as: auto (f16; f32 with --precise), f16, f32 or int8
+    #[arg(long, value_name = "TYPE", env = "KVASIR_KV_CACHE_DTYPE", hide_env_values = true)]
+    pub kv_cache_dtype: Option<String>,
+    /// Mark every slot of the KV cache with its token and check the marks before each read
+    #[arg(long)]
+    pub kv_canary: bool,
     /// Use no optional feature of the adapter
     #[arg(long)]
     pub floor: bool,
@@ -349,6 +357,13 @@ impl EngineArgs {
         } else {
             self.enable_prefix_caching || file.prefix_caching.unwrap_or(true)
         };
+        let kv_cache_dtype = match self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()) {
+            None => KvCacheDtype::Auto,
+            Some(word) => KvCacheDtype::parse(word).ok_or_else(|| ConfigError::Invalid {
+                name: "kv_cache_dtype",
+                message: format!("must be one of {}, not `{word}`", KvCacheDtype::WORDS.join(", ")),
+            })?,
+        };
         Ok(EngineOptions {
             backend,
             adapter: self.adapter.clone().or(file.adapter.clone()).filter(|a| !a.is_empty()),
@@ -391,6 +406,8 @@ impl EngineArgs {
                 &file.victim_policy,
             )?,
             precise: self.precise,
+            kv_cache_dtype,
+            kv_canary: self.kv_canary,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),

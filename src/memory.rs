@@ -28,8 +28,18 @@ pub struct MemoryConfig {
     pub max_logits: u32,
     /// Longest context that a request may use; bounds the rope table and the pool.
     pub max_model_len: u32,
-    /// 2 for f16, 4 for f32 (`--precise`).
-    pub kv_bytes_per_element: u32,
+    pub kv_token: KvTokenBytes,
+}
+
+/// What a cached token takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvTokenBytes {
+    /// 1 for int8, 2 for f16, 4 for f32.
+    pub per_element: u32,
+    /// Of each head's K, and of its V: 4 for the scale of int8.
+    pub per_head: u32,
+    /// Once for all layers: the canary.
+    pub per_token: u32,
 }
 
 /// Bytes by purpose. All of them lie on the device.
@@ -55,7 +65,7 @@ const MAX_PARTIAL_BYTES: u64 = 32 << 20;
 
 /// The plan for a model whose weights take `weights_bytes` as stored on the device.
 pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> MemoryPlan {
-    let kv_bytes_per_token = kv_bytes_per_token(spec, config.kv_bytes_per_element);
+    let kv_bytes_per_token = kv_bytes_per_token(spec, config.kv_token);
     let workspace_bytes = workspace_bytes(spec, config);
     let num_blocks = match config.kv {
         KvSize::Blocks(blocks) => blocks,
@@ -79,7 +89,7 @@ pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> 
 /// the longest context, never fewer than [`MIN_BLOCKS`].
 pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_bytes: u64) -> u32 {
     let block_size = u64::from(config.block_size.max(1));
-    let per_block = kv_bytes_per_token(spec, config.kv_bytes_per_element).saturating_mul(block_size).max(1);
+    let per_block = kv_bytes_per_token(spec, config.kv_token).saturating_mul(block_size).max(1);
     let blocks_of_context = u64::from(config.max_model_len.min(spec.max_position)).div_ceil(block_size);
     let useful = blocks_of_context.saturating_mul(config.max_num_seqs.into()).saturating_add(1);
     let blocks = (kv_budget_bytes / per_block).min(useful);
@@ -92,9 +102,10 @@ pub fn max_context(spec: &ModelSpec, num_blocks: u32, block_size: u32) -> u32 {
 }
 
 /// K and V of one token over all layers.
-pub fn kv_bytes_per_token(spec: &ModelSpec, bytes_per_element: u32) -> u64 {
-    let elements = 2 * u64::from(spec.num_layers) * u64::from(spec.num_kv_heads) * u64::from(spec.head_dim);
-    elements.saturating_mul(bytes_per_element.into())
+pub fn kv_bytes_per_token(spec: &ModelSpec, bytes: KvTokenBytes) -> u64 {
+    let heads = 2 * u64::from(spec.num_layers) * u64::from(spec.num_kv_heads);
+    let values = heads.saturating_mul(spec.head_dim.into()).saturating_mul(bytes.per_element.into());
+    values.saturating_add(heads.saturating_mul(bytes.per_head.into())).saturating_add(bytes.per_token.into())
 }
 
 /// Bytes of all weights in the storage that `dtype_of` names, each tensor padded to `padding` bytes. With the checkpoint's
@@ -184,7 +195,7 @@ mod tests {
             max_num_seqs: 8,
             max_logits: 8,
             max_model_len: 8192,
-            kv_bytes_per_element: 2,
+            kv_token: KvTokenBytes { per_element: 2, per_head: 0, per_token: 0 },
         }
     }
 
@@ -195,6 +206,8 @@ mod tests {
         assert_eq!(plan.kv_bytes, plan.kv_bytes_per_token * 16 * 129);
         assert_eq!(plan.total_bytes, plan.weights_bytes + plan.kv_bytes + plan.workspace_bytes);
         assert_eq!(max_context(&spec(), 129, 16), 2048);
+        let int8 = KvTokenBytes { per_element: 1, per_head: 4, per_token: 16 };
+        assert_eq!(kv_bytes_per_token(&spec(), int8), 2 * 30 * 3 * (64 + 4) + 16);
     }
 
     #[test]
@@ -239,7 +252,7 @@ mod tests {
             max_tokens_per_step: u32::MAX,
             max_num_seqs: u32::MAX,
             max_logits: u32::MAX,
-            kv_bytes_per_element: u32::MAX,
+            kv_token: KvTokenBytes { per_element: u32::MAX, per_head: u32::MAX, per_token: u32::MAX },
             ..config(KvSize::Blocks(u32::MAX))
         };
         assert_eq!(estimate(&spec, u64::MAX, &config).total_bytes, u64::MAX);

@@ -3,7 +3,7 @@
 //! Guarantees: every type here is `Send`, owns its data and names no engine internals. Exactly one terminal event
 //! ([`EngineEvent::Finished`] or [`EngineEvent::Failed`]) ends each run.
 
-use crate::ids::{RequestId, TokenId};
+use crate::ids::{BlockId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
 
 /// Who a request belongs to: the chat or API client that colour, name and fairness come from.
@@ -334,6 +334,8 @@ pub enum RunError {
     QueueFull { limit: u32 },
     #[error("the model produced a logit that is not a number at position {position}")]
     NotFinite { position: u32 },
+    #[error("the KV cache of request {request} is damaged at position {position} (block {block})")]
+    Corrupted { request: RequestId, position: u32, block: BlockId },
     #[error("the engine failed: {0}")]
     Engine(String),
     #[error("the engine has shut down")]
@@ -394,5 +396,9 @@ pub enum EngineCommand<Load, Sink> {
     Unload,
     Pause,
     Resume,
+    /// Damages a block of the KV cache, to show that the canary notices.
+    CorruptBlock {
+        block: BlockId,
+    },
     Shutdown,
 }

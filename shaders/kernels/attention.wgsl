@@ -35,7 +35,15 @@ struct Params {
 #else
 @group(0) @binding(1) var<storage, read> q: array<vec4<f32>>;
 #endif
-// [num_blocks, num_kv_heads, block_size, DP], f32 or f16 in pairs
+// [num_blocks, num_kv_heads, block_size, DP], f32, f16 in pairs, or i8 in fours and behind each block its scales
+#ifdef KV_I8
+@group(0) @binding(2) var<storage, read> k_cache: array<vec2<u32>>;
+#if DPL == 8
+@group(0) @binding(3) var<storage, read> v_cache: array<vec2<u32>>;
+#else
+@group(0) @binding(3) var<storage, read> v_cache: array<u32>;
+#endif
+#else
 #ifdef KV_F32
 @group(0) @binding(2) var<storage, read> k_cache: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4<f32>>;
@@ -45,6 +53,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
 #else
 @group(0) @binding(3) var<storage, read> v_cache: array<vec2<u32>>;
+#endif
 #endif
 #endif
 #endif
@@ -63,80 +72,7 @@ struct Params {
 #endif
 @group(0) @binding(7) var<uniform> params: Params;
 
-/// Keys of a partial result.
-const RANGE: u32 = 256u;
-
-/// Four-element words of a partial result: numerators, then (m, l, 0, 0).
-const PARTIAL: u32 = ${DP / 4 + 1}u;
-
-/// What a workgroup owns.
-struct Tile {
-  tokens: u32, // first of its work tokens; MERGE: the merge
-  count: u32, // tokens; 0 when there is nothing to do
-  part: u32,  // which HEADS query heads
-  kv_head: u32,
-  table: u32, // start of a block table that holds for all of its tokens
-  begin: u32, // ranges begin..end
-  end: u32,
-  is_partial: bool,
-}
-
-fn find_tile(workgroup: u32) -> Tile {
-  let parts = params.num_heads / ${HEADS}u;
-  let part = workgroup % parts;
-  let kv_head = part * ${HEADS}u / (params.num_heads / params.num_kv_heads);
-#ifdef MERGE
-  let item = workgroup / parts;
-  if item >= num_merges() {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
-  }
-  return Tile(item, 1u, part, kv_head, 0u, merge_word(item, 2u), merge_word(item, 3u), false);
-#else
-#if TQ == 1
-  let item = workgroup / parts;
-  let end = num_single_items();
-#else
-  let item = workgroup / parts + num_single_items();
-  let end = num_items();
-#endif
-  if item >= end {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
-  }
-  let first = item_word(item, 0u);
-  let table = block_table_start(row_of_token(work_token(first).x));
-  return Tile(first, item_word(item, 1u), part, kv_head, table, item_word(item, 2u), item_word(item, 3u),
-    item_word(item, 4u) == 1u);
-#endif
-}
-
-/// (token, slot of its range 0) of a tile's token; tokens beyond `count` repeat the last one.
-fn tile_token(tile: Tile, idx: u32) -> vec2<u32> {
-#ifdef MERGE
-  return vec2(merge_word(tile.tokens, 0u), merge_word(tile.tokens, 1u));
-#else
-  return work_token(tile.tokens + min(idx, max(tile.count, 1u) - 1u));
-#endif
-}
-
-/// First key that a position sees.
-fn lowest_key(position: u32) -> u32 {
-  return select(0u, position + 1u - min(params.window, position + 1u), params.window > 0u);
-}
-
-/// First word of a partial result.
-fn partial_at(slot: u32, head: u32) -> u32 {
-  return (slot * params.num_heads + head) * PARTIAL;
-}
-
-#ifndef MERGE
-/// Row of the cache (in units of DP values) that holds a key of the tile's row.
-fn cache_row(tile: Tile, key: u32) -> u32 {
-  let size = block_size();
-  let shift = firstTrailingBit(size); // block sizes are powers of two
-  let block = block_table(tile.table + (key >> shift));
-  return ((block * params.num_kv_heads + tile.kv_head) << shift) + (key & (size - 1u));
-}
-#endif
+#import attention_tile
 
 #ifdef SUBGROUP
 @compute @workgroup_size(${SG})
@@ -203,6 +139,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #for k in 0..KPL
       let key_${k} = base + ${k * SG}u + lane;
       let row_${k} = cache_row(tile, min(key_${k}, last));
+#ifdef KV_I8
+      let scales_${k} = cache_scales(tile, min(key_${k}, last));
+#endif
 #for n in 0..NQ
       var s_${n}_${k} = 0.0;
 #end
@@ -213,9 +152,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
         let x_${k}_0 = k_cache[row_${k} * ${DP / 4}u + chunk * 2u];
         let x_${k}_1 = k_cache[row_${k} * ${DP / 4}u + chunk * 2u + 1u];
 #else
+#ifdef KV_I8
+        let w_${k} = k_cache[(row_${k} >> 1u) + chunk];
+        let x_${k}_0 = unpacked(w_${k}.x);
+        let x_${k}_1 = unpacked(w_${k}.y);
+#else
         let w_${k} = k_cache[row_${k} * ${DP / 8}u + chunk];
         let x_${k}_0 = vec4(unpack2x16float(w_${k}.x), unpack2x16float(w_${k}.y));
         let x_${k}_1 = vec4(unpack2x16float(w_${k}.z), unpack2x16float(w_${k}.w));
+#endif
 #endif
 #end
 #for n in 0..NQ
@@ -234,6 +179,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
       // Online softmax.
 #for n in 0..NQ
 #for k in 0..KPL
+#ifdef KV_I8
+      s_${n}_${k} *= scales_${k}.x;
+#endif
       let seen_${n}_${k} = key_${k} <= position_${n / HEADS} && key_${k} >= lowest_${n / HEADS};
       s_${n}_${k} = select(MASKED, s_${n}_${k}, seen_${n}_${k});
 #end
@@ -258,6 +206,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
       // Values: lane = dims, keys in ascending order. A loop over k, since unrolling it takes long to compile.
       for (var k = 0u; k < ${KPL}u; k++) {
         var rows = row_0;
+#ifdef KV_I8
+        var scales = scales_0.y;
+#for k in 1..KPL
+        scales = select(scales, scales_${k}.y, k == ${k}u);
+#end
+#endif
 #for n in 0..NQ
         var ps_${n} = p_${n}_0;
 #end
@@ -270,9 +224,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #for j in 0..SG
         {
           let row = subgroupBroadcast(rows, ${j}u);
+#ifdef KV_I8
+          let scale = subgroupBroadcast(scales, ${j}u);
+#endif
 #for n in 0..NQ
           let p_${n} = subgroupBroadcast(ps_${n}, ${j}u);
           l_${n} += p_${n};
+#ifdef KV_I8
+          let weight_${n} = vec4(p_${n} * scale);
+#else
+          let weight_${n} = vec4(p_${n});
+#endif
 #end
 #for c in 0..CPL
 #ifdef KV_F32
@@ -280,15 +242,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
           let v_${c}_${i} = v_cache[row * ${DP / 4}u + chunk_${c} * ${DPL / 4}u + ${i}u];
 #end
 #else
+#ifdef KV_I8
+#if DPL == 8
+          let w_${c} = v_cache[(row >> 1u) + chunk_${c}];
+          let v_${c}_0 = unpacked(w_${c}.x);
+          let v_${c}_1 = unpacked(w_${c}.y);
+#else
+          let v_${c}_0 = unpacked(v_cache[row + chunk_${c}]);
+#endif
+#else
           let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
           let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
 #if DPL == 8
           let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
 #endif
 #endif
+#endif
 #for n in 0..NQ
 #for i in 0..DPL / 4
-          o_${n}_${c}_${i} = fma(vec4(p_${n}), v_${c}_${i}, o_${n}_${c}_${i});
+          o_${n}_${c}_${i} = fma(weight_${n}, v_${c}_${i}, o_${n}_${c}_${i});
 #end
 #end
 #end
@@ -408,9 +380,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let x_0 = k_cache[key_row * ${DP / 4}u + chunk * 2u];
         let x_1 = k_cache[key_row * ${DP / 4}u + chunk * 2u + 1u];
 #else
+#ifdef KV_I8
+        let w = k_cache[(key_row >> 1u) + chunk];
+        let x_0 = unpacked(w.x);
+        let x_1 = unpacked(w.y);
+#else
         let w = k_cache[key_row * ${DP / 8}u + chunk];
         let x_0 = vec4(unpack2x16float(w.x), unpack2x16float(w.y));
         let x_1 = vec4(unpack2x16float(w.z), unpack2x16float(w.w));
+#endif
 #endif
 #for n in 0..NQ
         let q_${n}_0 = q[q_from_${n} + chunk * 2u];
@@ -420,6 +398,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #end
 #end
       }
+#ifdef KV_I8
+      let key_scale = cache_scales(tile, min(key, last)).x;
+#for n in 0..NQ
+      s_${n} *= key_scale;
+#end
+#endif
 #for n in 0..NQ
       let seen_${n} = key <= position_${n / HEADS} && key >= lowest_${n / HEADS};
       scores[${n * KT}u + lane] = select(MASKED, s_${n}, seen_${n});
@@ -451,13 +435,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #ifdef KV_F32
         let v = v_cache[value_row * ${DP / 4}u + dims];
 #else
+#ifdef KV_I8
+        let v = unpacked(v_cache[value_row + dims]);
+        let scale = cache_scales(tile, min(base + j, last)).y;
+#else
         let w = v_cache[value_row * ${DP / 4}u + dims];
         let v = vec4(unpack2x16float(w.x), unpack2x16float(w.y));
+#endif
 #endif
 #for i in 0..QPT
         let p_${i} = scores[mine_${i} * ${KT}u + j];
         l_${i} += p_${i};
+#ifdef KV_I8
+        o_${i} = fma(vec4(p_${i} * scale), v, o_${i});
+#else
         o_${i} = fma(vec4(p_${i}), v, o_${i});
+#endif
 #end
       }
       workgroupBarrier();

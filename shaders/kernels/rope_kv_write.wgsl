@@ -3,6 +3,7 @@
 // A lane owns a whole head of a token, so it writes whole words and sums squares in order of the dims.
 // Values that are not finite enter the cache as 0, others within what f16 holds: a broken row cannot reach its
 // neighbours through masked keys. (The row itself still shows: its q is not finite.)
+// KV_I8: scale = max |x| / 127 of the head, in a word of its own behind the block's values.
 // Grid: ceil(num_tokens * (num_heads + 2 * num_kv_heads) / workgroup size) workgroups.
 #import grid
 #import step
@@ -27,7 +28,8 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> k_cache: array<vec2<f32>>; // [num_blocks, num_kv_heads, block_size, DP / 2]
 @group(0) @binding(6) var<storage, read_write> v_cache: array<vec2<f32>>;
 #else
-@group(0) @binding(5) var<storage, read_write> k_cache: array<u32>; // [num_blocks, num_kv_heads, block_size, DP / 2]
+// [num_blocks, num_kv_heads, block_size, DP / 2], or for i8 DP / 4 and behind each block its scales
+@group(0) @binding(5) var<storage, read_write> k_cache: array<u32>;
 @group(0) @binding(6) var<storage, read_write> v_cache: array<u32>;
 #endif
 @group(0) @binding(7) var<uniform> params: Params;
@@ -41,10 +43,58 @@ fn cached(x: vec2<f32>) -> vec2<f32> {
   return vec2(finite_or_zero(x.x), finite_or_zero(x.y));
 }
 #else
+#ifdef KV_I8
+fn cached(x: vec2<f32>) -> vec2<f32> {
+  return vec2(finite_or_zero(x.x), finite_or_zero(x.y));
+}
+#else
 fn cached(x: vec2<f32>) -> u32 {
   return pack2x16float(clamp(vec2(finite_or_zero(x.x), finite_or_zero(x.y)), vec2(-65504.0), vec2(65504.0)));
 }
 #endif
+#endif
+
+/// One head of a token.
+struct Head {
+  source: u32, // in qkv
+  rope_from: u32,
+  gain_from: u32,
+  norm: f32, // 1 / RMS
+  scale: f32, // of q for the softmax
+  is_v: bool,
+}
+
+/// Dims 2i and 2i + 1; dims beyond D are padding, dims beyond ROT and v heads do not turn.
+fn turned(head: Head, i: u32) -> vec2<f32> {
+  let inside = i < ${D / 2}u;
+  let at = min(i, ${D / 2 - 1}u);
+  let turns = i < ${ROT / 2}u && !head.is_v;
+#ifdef INTERLEAVED
+  let partner_at = at;
+  let angle = rope[head.rope_from + min(i, ${ROT / 2 - 1}u)];
+  let cosine = select(vec2(1.0), vec2(angle.x), turns);
+  let sine = select(vec2(0.0), vec2(-angle.y, angle.y), turns);
+#else
+  let upper = i >= ${ROT / 4}u;
+  let partner_at = select(at, select(i + ${ROT / 4}u, i - ${ROT / 4}u, upper), turns);
+  let pair = min(select(2u * i, 2u * i - ${ROT / 2}u, upper), ${ROT / 2 - 2}u);
+  let angle_0 = rope[head.rope_from + pair];
+  let angle_1 = rope[head.rope_from + pair + 1u];
+  let sign = select(-1.0, 1.0, upper);
+  let cosine = select(vec2(1.0), vec2(angle_0.x, angle_1.x), turns);
+  let sine = select(vec2(0.0), vec2(angle_0.y, angle_1.y) * sign, turns);
+#endif
+  var x = qkv[head.source + at] * head.norm;
+  var partner = qkv[head.source + partner_at] * head.norm;
+#ifdef QK_NORM
+  x *= select(gains[head.gain_from + at], vec2(1.0), head.is_v);
+  partner *= select(gains[head.gain_from + partner_at], vec2(1.0), head.is_v);
+#endif
+#ifdef INTERLEAVED
+  partner = partner.yx;
+#endif
+  return select(vec2(0.0), fma(x, cosine, partner * sine) * head.scale, inside);
+}
 
 @compute @workgroup_size(${WG})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -54,13 +104,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   if token >= num_tokens() {
     return;
   }
-  let head = item % num_heads;
-  let is_q = head < params.num_heads;
-  let is_v = head >= params.num_heads + params.num_kv_heads;
-  let kv_head = (head - params.num_heads) % params.num_kv_heads; // of k and v heads
-  let source = (token * params.qkv_stride + head * ${D}u) / 2u;
+  let head_idx = item % num_heads;
+  let is_q = head_idx < params.num_heads;
+  let is_v = head_idx >= params.num_heads + params.num_kv_heads;
+  let kv_head = (head_idx - params.num_heads) % params.num_kv_heads; // of k and v heads
+  let source = (token * params.qkv_stride + head_idx * ${D}u) / 2u;
 
-  var scale = 1.0;
+  var norm = 1.0;
 #ifdef QK_NORM
   var sum = 0.0;
   for (var i = 0u; i < ${D / 2}u; i++) {
@@ -68,48 +118,52 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     sum = fma(x.x, x.x, sum);
     sum = fma(x.y, x.y, sum);
   }
-  scale = inverseSqrt(sum / ${D}.0 + params.rms_eps);
-  scale = select(scale, 1.0, is_v);
-  let gain_from = select(0u, ${D / 2}u, !is_q);
+  norm = inverseSqrt(sum / ${D}.0 + params.rms_eps);
+  norm = select(norm, 1.0, is_v);
 #endif
+  let gain_from = select(0u, ${D / 2}u, !is_q);
   let q_scale = select(1.0, params.q_scale, is_q);
+  let head = Head(source, position(token) * ${ROT / 2}u, gain_from, norm, q_scale, is_v);
 
   let slot = kv_slot(token);
   let size = block_size();
-  let cache_row = ((slot / size) * params.num_kv_heads + kv_head) * size + slot % size;
-  let q_to = (token * params.q_stride + head * ${DP}u) / 2u;
-  let rope_from = position(token) * ${ROT / 2}u;
-
+  let q_to = (token * params.q_stride + head_idx * ${DP}u) / 2u;
+#ifdef KV_I8
+  if is_q {
+    for (var i = 0u; i < ${DP / 2}u; i++) {
+      q[q_to + i] = turned(head, i);
+    }
+    return;
+  }
+  var largest = 0.0;
   for (var i = 0u; i < ${DP / 2}u; i++) {
-    // Dims 2i and 2i + 1; dims beyond D are padding, dims beyond ROT and v heads do not turn.
-    let inside = i < ${D / 2}u;
-    let at = min(i, ${D / 2 - 1}u);
-    let turns = i < ${ROT / 2}u && !is_v;
-#ifdef INTERLEAVED
-    let partner_at = at;
-    let angle = rope[rope_from + min(i, ${ROT / 2 - 1}u)];
-    let cosine = select(vec2(1.0), vec2(angle.x), turns);
-    let sine = select(vec2(0.0), vec2(-angle.y, angle.y), turns);
+    let y = abs(cached(turned(head, i)));
+    largest = max(largest, max(y.x, y.y));
+  }
+  // A head of zeros stays zero; the smallest normal number keeps the quotient finite.
+  let to_q = select(0.0, 127.0 / largest, largest > 1.2e-38);
+  let rows = params.num_kv_heads * size;
+  let block = (slot / size) * ((rows * ${DP / 4 + 1}u + 3u) & 0xfffffffcu);
+  let row = kv_head * size + slot % size;
+  for (var i = 0u; i < ${DP / 4}u; i++) {
+    let y = vec4(cached(turned(head, 2u * i)), cached(turned(head, 2u * i + 1u)));
+    let word = pack4xI8(vec4<i32>(round(y * to_q)));
+    if is_v {
+      v_cache[block + row * ${DP / 4}u + i] = word;
+    } else {
+      k_cache[block + row * ${DP / 4}u + i] = word;
+    }
+  }
+  let scale = bitcast<u32>(largest / 127.0);
+  if is_v {
+    v_cache[block + rows * ${DP / 4}u + row] = scale;
+  } else {
+    k_cache[block + rows * ${DP / 4}u + row] = scale;
+  }
 #else
-    let upper = i >= ${ROT / 4}u;
-    let partner_at = select(at, select(i + ${ROT / 4}u, i - ${ROT / 4}u, upper), turns);
-    let pair = min(select(2u * i, 2u * i - ${ROT / 2}u, upper), ${ROT / 2 - 2}u);
-    let angle_0 = rope[rope_from + pair];
-    let angle_1 = rope[rope_from + pair + 1u];
-    let sign = select(-1.0, 1.0, upper);
-    let cosine = select(vec2(1.0), vec2(angle_0.x, angle_1.x), turns);
-    let sine = select(vec2(0.0), vec2(angle_0.y, angle_1.y) * sign, turns);
-#endif
-    var x = qkv[source + at] * scale;
-    var partner = qkv[source + partner_at] * scale;
-#ifdef QK_NORM
-    x *= select(gains[gain_from + at], vec2(1.0), is_v);
-    partner *= select(gains[gain_from + partner_at], vec2(1.0), is_v);
-#endif
-#ifdef INTERLEAVED
-    partner = partner.yx;
-#endif
-    let y = select(vec2(0.0), fma(x, cosine, partner * sine) * q_scale, inside);
+  let cache_row = ((slot / size) * params.num_kv_heads + kv_head) * size + slot % size;
+  for (var i = 0u; i < ${DP / 2}u; i++) {
+    let y = turned(head, i);
     if is_q {
       q[q_to + i] = y;
     } else if is_v {
@@ -118,4 +172,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       k_cache[cache_row * ${DP / 2}u + i] = cached(y);
     }
   }
+#endif
 }

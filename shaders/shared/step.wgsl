@@ -48,3 +48,7 @@ fn item_word(item: u32, word: u32) -> u32 { return step_meta[step_meta[27] + ite
 fn work_token(idx: u32) -> vec2<u32> { let at = step_meta[28] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
 /// 0 token, 1 slot of its range 0, 2 first range, 3 end of the ranges.
 fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[29] + merge * 4u + word]; }
+
+/// For the canary: the chain of what a row computed in earlier steps, and the most keys that any row did.
+fn row_chain(row: u32) -> u32 { return step_meta[step_meta[30] + row]; }
+fn most_keys() -> u32 { return step_meta[31]; }

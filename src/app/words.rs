@@ -47,6 +47,7 @@ pub fn run_error(error: &RunError) -> String {
         RunError::PinLimit { .. } => "Unpin another prefix, or load the model with a larger KV cache.",
         RunError::PrefixLost => "Pin it again.",
         RunError::QueueFull { .. } => "Wait for running chats to finish, then retry.",
+        RunError::Corrupted { .. } => "Retry; if it happens again, the adapter's memory may be faulty.",
         RunError::NotFinite { .. } => "The model file may be damaged; try another one.",
         RunError::Engine(_) | RunError::ShutDown => "Reload the model, then retry.",
         RunError::PromptTooLong { .. } | RunError::ContextExceeded { .. } => {

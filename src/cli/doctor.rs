@@ -1,8 +1,11 @@
 //! `kvasir doctor`: what this machine offers, what is missing and the command that mends it.
 
+mod canary;
+
+use super::args::ModelArgs;
 use super::error::{CliResult, Exit};
 use super::{out, session};
-use crate::config::{Dirs, EngineArgs};
+use crate::config::Dirs;
 use crate::engine::loader;
 use crate::gpu::{AdapterReport, Gpu};
 use serde_json::{Map, Value, json};
@@ -12,8 +15,11 @@ pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// Damage a block of the KV cache under a running request, and see that it is noticed
+    #[arg(long)]
+    pub canary: bool,
     #[command(flatten)]
-    pub engine: EngineArgs,
+    pub model: ModelArgs,
 }
 
 /// Something that stands in the way, and what mends it.
@@ -23,10 +29,13 @@ struct Problem {
 }
 
 pub fn run(args: &DoctorArgs) -> CliResult {
+    if args.canary {
+        return canary::run(args);
+    }
     let file = session::config()?;
     let dirs = Dirs::resolve();
     let cache_dir = dirs.as_ref().map(|d| d.cache.clone()).unwrap_or_default();
-    let options = args.engine.resolve(&file.engine, &cache_dir, None)?;
+    let options = args.model.engine.resolve(&file.engine, &cache_dir, None)?;
     let adapters = Gpu::adapters();
     let mut problems = Vec::new();
     // Opening the device finds what listing adapters does not: a driver that lists one and cannot use it.

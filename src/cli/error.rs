@@ -98,6 +98,7 @@ impl From<RunError> for CliError {
             }
             RunError::NeverFits { .. } => Some("lower --max-tokens or raise --num-gpu-blocks-override"),
             RunError::NotFinite { .. } => Some("try --precise; if that helps, please report the adapter and the model"),
+            RunError::Corrupted { .. } => Some("try again; if it happens again, check the memory of the adapter"),
             _ => None,
         };
         CliError { exit, message: error.to_string(), fix: fix.map(String::from) }

@@ -56,10 +56,9 @@ pub fn run(args: &EstimateArgs) -> CliResult {
             Ok(Exit::Ok)
         }
         Err(failure) if failure.kind == FailureKind::DoesNotFit && args.json => {
-            let element_bytes = if options.precise { 4 } else { 2 };
             out::json(&json!({
                 "weights_bytes": memory_plan::weights_bytes(&model).map_err(LoadFailure::from)?,
-                "kv_bytes_per_token": memory::kv_bytes_per_token(spec, element_bytes),
+                "kv_bytes_per_token": memory::kv_bytes_per_token(spec, options.kv_token_bytes()),
                 "available_bytes": machine.available_bytes,
                 "fits": false,
                 "max_model_len": spec.max_position,

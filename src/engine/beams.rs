@@ -8,6 +8,7 @@
 use super::core::EngineCore;
 use super::handle::LoadedModel;
 use super::output::TextOutput;
+use super::run_state::LiveRun;
 use crate::executor::{MAX_LOGPROBS, StepOutput};
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{
@@ -168,6 +169,12 @@ impl EngineCore {
             }
         }
         committed
+    }
+
+    /// The run that a sequence belongs to; of a search's beams the leader stands for all.
+    pub(super) fn run_by(&self, sequence: RequestId) -> Option<&LiveRun> {
+        let (_, run) = self.runs.range(..=sequence).next_back()?;
+        run.choice_of(sequence).map(|_| run)
     }
 
     /// A choice of a run ended; a search tells all its outputs.

@@ -56,7 +56,7 @@ pub struct EngineCore {
     pub(super) model: Arc<LoadedModel>,
     options: EngineOptions,
     /// `None` only while it is rebuilt.
-    executor: Option<Box<dyn Executor>>,
+    pub(super) executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
     pub(super) scheduler: Scheduler,
     batch: StepBatch,
@@ -172,7 +172,7 @@ impl EngineCore {
     }
 
     /// The run that a sequence belongs to, and which of its choices it is.
-    fn run_of(&mut self, sequence: RequestId) -> Option<(&mut LiveRun, usize)> {
+    pub(super) fn run_of(&mut self, sequence: RequestId) -> Option<(&mut LiveRun, usize)> {
         let (_, run) = self.runs.range_mut(..=sequence).next_back()?;
         let choice = run.choice_of(sequence)?;
         Some((run, choice))
@@ -193,6 +193,9 @@ impl EngineCore {
         let inputs = self.plan_inputs();
         let plan = self.scheduler.plan_step(inputs);
         StepBatch::build(&mut self.batch, &plan, &self.scheduler);
+        if self.executor.as_ref().is_some_and(|executor| executor.has_canary()) {
+            self.batch.add_chains(&plan, &self.scheduler);
+        }
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
@@ -203,6 +206,7 @@ impl EngineCore {
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
+        let corrupted = self.taint(&plan, &output.corrupted);
         let committed = self.commit(&plan, &output);
         let mut record = StepRecord {
             step: self.step,
@@ -221,7 +225,10 @@ impl EngineCore {
         };
         self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
+        // The first terminal event counts: text that follows it is not heard.
+        corrupted.iter().for_each(|(id, error)| self.tell_failure(*id, error));
         self.tell_tokens(&committed, output.logprobs, &mut record);
+        corrupted.iter().for_each(|(id, error)| self.fail(*id, error));
         self.count(output.stats, output.gpu_us);
         self.finish_record(record, start, after_gpu);
         StepOutcome::Done
@@ -297,9 +304,7 @@ impl EngineCore {
 
     /// Ends the run of a request with an error.
     pub(super) fn fail(&mut self, id: RequestId, error: &RunError) {
-        if let Some((run, _)) = self.run_of(id) {
-            run.events.push(EngineEvent::Failed { error: error.clone() });
-        }
+        self.tell_failure(id, error);
         // The sink has its terminal event: what the scheduler's end adds is not heard.
         self.abort(id);
     }
@@ -503,11 +508,6 @@ impl EngineCore {
             ..EngineSnapshot::default()
         };
         self.shared.telemetry.publish(snapshot);
-    }
-
-    fn run_by(&self, sequence: RequestId) -> Option<&LiveRun> {
-        let (_, run) = self.runs.range(..=sequence).next_back()?;
-        run.choice_of(sequence).map(|_| run)
     }
 
     /// Running in batch order, the first that wait in queue order, the last ended.

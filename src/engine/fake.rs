@@ -6,7 +6,7 @@
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded};
-use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions};
+use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
 use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, Words};
@@ -44,6 +44,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         adaptive_budget: false,
         victim_policy: VictimPolicy::LastIn,
         precise: false,
+        kv_cache_dtype: KvCacheDtype::Auto,
+        kv_canary: false,
         floor: false,
         checked_shaders: false,
         max_queue: fake.max_queue,

@@ -484,7 +484,7 @@ impl EngineHandle {
         self.inner.stop();
     }
 
-    fn send(&self, command: Command) {
+    pub(super) fn send(&self, command: Command) {
         // The thread drains the queue at every step; it is gone only after `shutdown`.
         let _ = self.inner.commands.send(command);
     }

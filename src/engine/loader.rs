@@ -185,6 +185,8 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         max_num_seqs: request.options.max_num_seqs,
         max_model_len: plan.max_model_len,
         precise: request.options.precise,
+        kv: request.options.kv_format(),
+        canary: request.options.kv_canary,
     };
     let executor = build(gpu, &model, config, on_progress)?;
     let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);

@@ -63,7 +63,7 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
         max_num_seqs: options.max_num_seqs,
         max_logits: options.max_num_seqs,
         max_model_len: wanted_len,
-        kv_bytes_per_element: if options.precise { 4 } else { 2 },
+        kv_token: options.kv_token_bytes(),
     };
     let least = memory::estimate(spec, weights_bytes, &config);
     config.kv = match options.num_gpu_blocks_override {

@@ -10,6 +10,7 @@
 pub mod beams;
 pub mod branches;
 pub mod budget;
+pub mod canary;
 pub mod choices;
 pub mod core;
 pub mod fake;

@@ -1,5 +1,7 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
+use crate::executor::wgpu_executor::{CANARY_BYTES, KvFormat};
+use crate::memory::KvTokenBytes;
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,6 +27,33 @@ impl BackendChoice {
             "vulkan" => BackendChoice::Vulkan,
             "metal" => BackendChoice::Metal,
             "dx12" => BackendChoice::Dx12,
+            _ => return None,
+        })
+    }
+}
+
+/// What keys and values are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvCacheDtype {
+    /// f16, and f32 in the reference mode.
+    Auto,
+    F16,
+    F32,
+    /// Signed bytes with a scale for each token and head: half of f16.
+    Int8,
+}
+
+impl KvCacheDtype {
+    /// The words that flags and files use.
+    pub const WORDS: [&'static str; 4] = ["auto", "f16", "f32", "int8"];
+
+    /// Reads one of [`Self::WORDS`], in any case.
+    pub fn parse(word: &str) -> Option<Self> {
+        Some(match word.to_ascii_lowercase().as_str() {
+            "auto" => KvCacheDtype::Auto,
+            "f16" => KvCacheDtype::F16,
+            "f32" => KvCacheDtype::F32,
+            "int8" => KvCacheDtype::Int8,
             _ => return None,
         })
     }
@@ -66,8 +95,12 @@ pub struct EngineOptions {
     pub adaptive_budget: bool,
     /// Who gives way when blocks are short.
     pub victim_policy: VictimPolicy,
-    /// f32 activations and KV, no integer dot products: the reference mode.
+    /// f32 activations, no integer dot products, and f32 KV unless [`Self::kv_cache_dtype`] says otherwise: the
+    /// reference mode.
     pub precise: bool,
+    pub kv_cache_dtype: KvCacheDtype,
+    /// Mark every slot of the KV cache with its token, and check the marks before each read.
+    pub kv_canary: bool,
     /// Use no optional feature of the adapter.
     pub floor: bool,
     /// Keep bounds, loop and division checks in every shader.
@@ -81,6 +114,25 @@ pub struct EngineOptions {
     pub record: Option<PathBuf>,
     /// Receives the default model when it is fetched.
     pub cache_dir: PathBuf,
+}
+
+impl EngineOptions {
+    /// How keys and values are stored.
+    pub fn kv_format(&self) -> KvFormat {
+        match self.kv_cache_dtype {
+            KvCacheDtype::Auto if self.precise => KvFormat::F32,
+            KvCacheDtype::Auto | KvCacheDtype::F16 => KvFormat::F16,
+            KvCacheDtype::F32 => KvFormat::F32,
+            KvCacheDtype::Int8 => KvFormat::I8,
+        }
+    }
+
+    /// What a cached token takes.
+    pub fn kv_token_bytes(&self) -> KvTokenBytes {
+        let format = self.kv_format();
+        let per_token = if self.kv_canary { CANARY_BYTES } else { 0 };
+        KvTokenBytes { per_element: format.value_bytes(), per_head: format.scale_bytes(), per_token }
+    }
 }
 
 /// Where a model comes from.

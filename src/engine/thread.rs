@@ -150,6 +150,11 @@ impl EngineThread {
             }
             EngineCommand::Pause => self.set_paused(true),
             EngineCommand::Resume => self.set_paused(false),
+            EngineCommand::CorruptBlock { block } => {
+                if let Some(core) = &mut self.core {
+                    core.corrupt_block(block);
+                }
+            }
             EngineCommand::Shutdown => {}
         }
     }

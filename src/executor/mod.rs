@@ -6,6 +6,7 @@
 use crate::batch::StepBatch;
 use crate::gpu::GpuError;
 use crate::ids::{HostSlot, TokenId};
+pub use crate::kernels::canary::Corruption;
 use crate::kernels::weights::WeightError;
 use crate::model::ModelError;
 use crate::model::spec::WeightRole;
@@ -29,6 +30,8 @@ pub struct StepOutput {
     pub logprobs: Vec<Option<TokenLogprobs>>, // [num_logits]
     /// f32 `[num_logits, vocab]` when the batch asked for them.
     pub logits: Option<Vec<f32>>,
+    /// Rows whose blocks the KV canary found damaged: their tokens are not to be used.
+    pub corrupted: Vec<Corruption>,
     pub gpu_us: u32,
     /// Time that copying between blocks and host memory took beside the GPU's own work.
     pub swap_us: u32,
@@ -100,6 +103,14 @@ pub trait Executor: Send {
     fn vocab_size(&self) -> u32;
     /// Bytes of K and V of one block over all layers.
     fn kv_bytes_per_block(&self) -> u64;
+    /// True when batches are to carry chains, for the KV canary.
+    fn has_canary(&self) -> bool {
+        false
+    }
+    /// Damages a block, to show that it is noticed. Between steps only.
+    fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {
+        Err(ExecError::Rejected(format!("block {block} of this executor cannot be damaged")))
+    }
     /// Places for blocks in host memory; 0 where content cannot be swapped.
     fn num_host_blocks(&self) -> u32 {
         0

@@ -3,8 +3,7 @@
 //! "Writing K and V" at position p stores a hash of the value *read back through the block table* at p - 1, the token
 //! and p; "attention" hashes values it reads back the same way; the next token is drawn from that hash. A wrong slot, a
 //! stale prefix block, a block handed out twice or an off-by-one changes a token. [`UnpagedRun`] is the same arithmetic
-//! without pages: what each request must get.
-//! It does not imitate a language model: text mode only makes output that looks like words.
+//! without pages: what each request must get. It does not imitate a language model: text mode makes up words.
 
 use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};

@@ -17,6 +17,7 @@ macro_rules! sources {
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
     "attention_store"
+    "attention_tile"
     "dot8"
     "grid"
     "pairs"
@@ -30,6 +31,7 @@ pub const SHARED: &[Source] = sources!("shared":
 /// One entry point each.
 pub const KERNELS: &[Source] = sources!("kernels":
     "attention"
+    "canary"
     "copy_blocks"
     "embed"
     "fill"

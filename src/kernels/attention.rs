@@ -141,12 +141,12 @@ impl Shape {
             .set("HEADS", i64::from(heads))
             .set("TQ", i64::from(tokens))
             .set("NQ", i64::from(queries));
-        let flags = [
-            ("KV_F32", self.kv == KvFormat::F32 && variant != Variant::Merge),
-            ("I8", is_quantised),
-            ("MERGE", variant == Variant::Merge),
-        ];
-        flags.iter().filter(|f| f.1).fold(defines, |defines, flag| defines.flag(flag.0))
+        let flags = [("I8", is_quantised), ("MERGE", variant == Variant::Merge)];
+        let defines = flags.iter().filter(|f| f.1).fold(defines, |defines, flag| defines.flag(flag.0));
+        match self.kv.flag().filter(|_| variant != Variant::Merge) {
+            Some(flag) => defines.flag(flag),
+            None => defines,
+        }
     }
 }
 

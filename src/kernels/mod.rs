@@ -18,6 +18,7 @@
 //! | [`attention`] | PagedAttention over the block tables |
 //! | [`attention_work`] | how a step's attention is cut into workgroups |
 //! | [`logit_cap`] | logits scaled and bounded by a soft cap |
+//! | [`canary`] | marks of what was written to each slot, and their check |
 //! | [`penalties`] | repetition, presence and frequency penalties, biases |
 //! | [`sample`] | greedy or drawn token per logit row |
 //! | [`logprobs`] | log-probabilities for rows that ask |
@@ -44,6 +45,7 @@ use crate::gpu::{Defines, GpuCaps};
 
 pub mod attention;
 pub mod attention_work;
+pub mod canary;
 pub mod context;
 pub mod copy_blocks;
 pub mod embed;

@@ -89,10 +89,10 @@ impl Shape {
         if self.qk_norm {
             defines = defines.flag("QK_NORM");
         }
-        if self.kv == KvFormat::F32 {
-            defines = defines.flag("KV_F32");
+        match self.kv.flag() {
+            Some(flag) => defines.flag(flag),
+            None => defines,
         }
-        defines
     }
 }
 

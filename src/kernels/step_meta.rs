@@ -40,12 +40,16 @@ pub mod header {
     pub const ITEMS: usize = 27;
     pub const WORK_TOKENS: usize = 28;
     pub const MERGES: usize = 29;
+    pub const CHAINS: usize = 30;
+    /// The most keys that a row computed in earlier steps.
+    pub const MOST_KEYS: usize = 31;
 }
 
 /// Words that [`encode`] needs, to size or check the buffer.
 pub fn num_words(batch: &StepBatch, work: &AttentionWork) -> usize {
     HEADER_WORDS
         + work.num_words()
+        + batch.chains.len()
         + 4 * batch.num_tokens()
         + batch.row_start.len()
         + batch.slot_of_row.len()
@@ -93,7 +97,15 @@ pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     section(words, header::ITEMS, work.items.iter().flat_map(item));
     section(words, header::WORK_TOKENS, work.tokens.iter().flat_map(|t| [t.token, t.base]));
     section(words, header::MERGES, work.merges.iter().flat_map(|m| [m.token, m.base, m.begin, m.end]));
+    section(words, header::CHAINS, batch.chains.iter().copied());
+    words[header::MOST_KEYS] = most_keys(batch);
     debug_assert_eq!(words.len(), num_words(batch, work));
+}
+
+/// The most keys that a row of the batch computed in earlier steps.
+pub fn most_keys(batch: &StepBatch) -> u32 {
+    let first = batch.row_start.iter().take(batch.num_rows()).map(|&token| batch.positions[token as usize]);
+    first.max().unwrap_or(0)
 }
 
 fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item = u32>) {
@@ -158,6 +170,7 @@ mod tests {
             penalty_start: vec![0, 0, 1],
             biases: vec![(8, -1.5)],
             bias_start: vec![0, 1, 1],
+            chains: vec![77, 78],
             ..StepBatch::default()
         }
     }
@@ -198,6 +211,8 @@ mod tests {
         assert_eq!(at(header::ITEMS, ITEM_WORDS), [0, 2, 3, 4, 1]);
         assert_eq!(at(header::WORK_TOKENS, 4), [2, 7, 1, 9]);
         assert_eq!(at(header::MERGES, 4), [2, 7, 3, 5]);
+        assert_eq!(at(header::CHAINS, 2), [77, 78]);
+        assert_eq!(words[header::MOST_KEYS], 9);
     }
 
     #[test]

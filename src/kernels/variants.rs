@@ -6,7 +6,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write, sample,
+    Class, RowCount, attention, canary, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write,
+    sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
@@ -44,6 +45,7 @@ pub const HEADS: [(u32, u32, u32); 8] =
 /// All of them, sorted, each once.
 pub fn all() -> Vec<(String, Defines)> {
     let mut found = vec![("fill".to_string(), Defines::new())];
+    found.extend([true, false].map(|checks| ("canary".to_string(), canary::defines(checks))));
     found.extend((1..=copy_blocks::MAX_BUFFERS).map(|n| ("copy_blocks".into(), copy_blocks::defines(n))));
     for class in CLASSES {
         of_rows(class, &mut found);
@@ -87,7 +89,7 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
 
 fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
     for (num_heads, num_kv_heads, head_dim) in HEADS {
-        for kv in [KvFormat::F16, KvFormat::F32] {
+        for kv in [KvFormat::F16, KvFormat::F32, KvFormat::I8] {
             let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv };
             found.extend(shape.kernels(class, false));
             if shape.can_quantise(class) {

@@ -268,6 +268,14 @@ impl Scheduler {
         true
     }
 
+    /// The content of a request's blocks is damaged from `position` on: those blocks are never found again.
+    pub fn taint_from(&mut self, id: RequestId, position: u32) {
+        let Scheduler { kv, seqs, .. } = self;
+        if let Some(seq) = seqs.iter().flatten().find(|seq| seq.id() == id) {
+            kv.taint_from(seq.table(), position);
+        }
+    }
+
     /// The requests that ended since the last call, in order.
     pub fn take_ended(&mut self) -> Vec<Ended> {
         std::mem::take(&mut self.ended)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kvasir::engine::logits::{LogitsPlan, all_logits};
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
-use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
+use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
@@ -21,6 +21,9 @@ const PRECISE: f32 = 5e-5;
 /// The same with f16 KV and i8 activations, and the mean KL divergence in nats.
 const DEFAULT: f32 = 4e-2;
 const DEFAULT_KL: f64 = 2e-3;
+/// The same with int8 KV.
+const INT8: f32 = 6e-2;
+const INT8_KL: f64 = 4e-3;
 
 /// Folders under `tiny/` of the families that load.
 const FAMILIES: [&str; 13] = [
@@ -61,10 +64,12 @@ struct Mode {
     precise: bool,
     floor: bool,
     block_size: u32,
+    kv: KvFormat,
 }
 
-const PRECISE_MODE: Mode = Mode { precise: true, floor: false, block_size: 16 };
-const DEFAULT_MODE: Mode = Mode { precise: false, floor: false, block_size: 16 };
+const PRECISE_MODE: Mode = Mode { precise: true, floor: false, block_size: 16, kv: KvFormat::F32 };
+const DEFAULT_MODE: Mode = Mode { precise: false, floor: false, block_size: 16, kv: KvFormat::F16 };
+const INT8_MODE: Mode = Mode { kv: KvFormat::I8, ..DEFAULT_MODE };
 const WHOLE: LogitsPlan = LogitsPlan { chunk: None, is_batched: false, max_tokens_per_step: 256 };
 
 fn tensor(file: &SafeTensors<'_>, name: &str) -> Vec<u8> {
@@ -130,6 +135,8 @@ fn open(path: &Path, mode: Mode, num_blocks: u32, max_model_len: u32) -> Option<
         max_num_seqs: 8,
         max_model_len,
         precise: mode.precise,
+        kv: mode.kv,
+        canary: false,
     };
     Some(WgpuExecutor::new(gpu, &model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
 }
@@ -213,11 +220,21 @@ fn default_logits_are_close_to_the_reference() {
 }
 
 #[test]
+fn logits_over_an_int8_cache_are_close_to_the_reference() {
+    for case in cases() {
+        let Some((error, kl)) = check_logits(&case, INT8_MODE, INT8) else { return };
+        println!("{}: {error:.1e}, mean KL {kl:.1e}", case.name);
+        assert!(kl <= INT8_KL, "{}: mean KL {kl:e}", case.name);
+    }
+}
+
+#[test]
 fn an_adapter_without_optional_features_computes_the_same_model() {
     let root = core_fixtures();
     for case in [case(&root, "tiny", "qwen3_bf16"), case(&root, "gguf", "q4_k")].into_iter().flatten() {
         let Some(_) = check_logits(&case, Mode { floor: true, ..PRECISE_MODE }, PRECISE) else { return };
         check_logits(&case, Mode { floor: true, ..DEFAULT_MODE }, DEFAULT);
+        check_logits(&case, Mode { floor: true, ..INT8_MODE }, INT8);
     }
 }
 
@@ -244,7 +261,7 @@ fn logits_are_the_same_bits_however_the_work_is_cut() {
     let root = core_fixtures();
     let names = [("tiny", "llama"), ("tiny", "mistral_swa"), ("gguf", "q4_1"), ("gguf", "q6_k")];
     for case in names.iter().filter_map(|(kind, name)| case(&root, kind, name)) {
-        for mode in [DEFAULT_MODE, PRECISE_MODE] {
+        for mode in [DEFAULT_MODE, PRECISE_MODE, INT8_MODE] {
             let Some(mut executor) = open_case(&case, mode) else { return };
             let prompts = prompt_ids(&case);
             let want = logits(&mut executor, &prompts, WHOLE);

@@ -3,6 +3,7 @@
 
 mod app;
 mod beam;
+mod canary;
 mod cli;
 mod golden;
 mod kernels;

@@ -184,6 +184,8 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         ("fn item_word(item: u32, word: u32) -> u32 { return step_meta[step_meta[", header::ITEMS),
         ("fn work_token(idx: u32) -> vec2<u32> { let at = step_meta[", header::WORK_TOKENS),
         ("fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[", header::MERGES),
+        ("fn row_chain(row: u32) -> u32 { return step_meta[step_meta[", header::CHAINS),
+        ("fn most_keys() -> u32 { return step_meta[", header::MOST_KEYS),
         ("fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[", header::SLOT_OF_ROW),
         ("fn num_copies() -> u32 { return step_meta[", header::NUM_COPIES),
         ("fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[", header::COPIES),

@@ -12,7 +12,7 @@ use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
-use crate::kernels::kv_layout::{KvFormat, KvLayout};
+use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::matmul::{self, Matmul};
@@ -33,7 +33,6 @@ use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, Residual, 
 pub struct StepShape {
     pub num_tokens: u32,
     pub num_logits: u32,
-    pub num_copies: u32,
     pub attention: WorkCounts,
     pub has_penalties: bool,
     pub has_logprobs: bool,
@@ -142,7 +141,7 @@ impl Forward {
         let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
-        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers)?;
+        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers, cfg.canary)?;
         let layers = (0..spec.num_layers as usize)
             .map(|l| b.layer(l, &weights.layers[l], &scratch, tables.of(spec, l as u32), &kv))
             .collect::<Result<_, _>>()?;
@@ -150,10 +149,14 @@ impl Forward {
         b.finish(weights, &scratch, embed, layers, kv)
     }
 
+    /// Copies of blocks, before anything reads or marks them.
+    pub fn record_copies(&self, recording: &mut Recording, num_copies: u32) {
+        self.copy_blocks.record(recording, num_copies);
+    }
+
     /// Everything from token ids to logits and, if `samples`, to tokens.
     pub fn record(&self, recording: &mut Recording, shape: StepShape, samples: bool) {
         let n = shape.num_tokens;
-        self.copy_blocks.record(recording, shape.num_copies);
         self.embed.record(recording, n);
         self.positions.iter().for_each(|k| k.record(recording, n));
         for layer in &self.layers {
@@ -204,11 +207,11 @@ impl Forward {
             let shape = StepShape {
                 num_tokens: tokens,
                 num_logits: tokens.min(self.max_logits),
-                num_copies: 1,
                 attention: WorkCounts::some(tokens),
                 has_penalties: true,
                 has_logprobs: true,
             };
+            self.record_copies(recording, 1);
             self.record(recording, shape, true);
         }
     }
@@ -277,7 +280,7 @@ impl Builder<'_> {
             rotary_dim: self.spec.rope.rotary_dim,
             interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
             qk_norm: self.spec.qk_norm,
-            kv: kv_format(self.cfg),
+            kv: self.cfg.kv,
         }
     }
 
@@ -535,18 +538,9 @@ fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a
     }
 }
 
-fn kv_format(cfg: &ExecutorConfig) -> KvFormat {
-    if cfg.precise { KvFormat::F32 } else { KvFormat::F16 }
-}
-
 /// What attention is compiled for.
 pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
-    attention::Shape {
-        num_heads: spec.num_heads,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        kv: kv_format(cfg),
-    }
+    attention::Shape { num_heads: spec.num_heads, num_kv_heads: spec.num_kv_heads, head_dim: spec.head_dim, kv: cfg.kv }
 }
 
 /// How each layer's cache lies.
@@ -556,6 +550,6 @@ pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
         block_size: cfg.block_size,
         num_kv_heads: spec.num_kv_heads,
         head_dim: spec.head_dim,
-        format: kv_format(cfg),
+        format: cfg.kv,
     }
 }

@@ -4,13 +4,16 @@
 //! What copies or swaps blocks walks [`KvBuffers::planes`] and needs to know nothing else about formats.
 
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError};
+use crate::kernels::canary;
 use crate::kernels::kv_layout::KvLayout;
 
-/// The KV pool: keys and values of each layer.
+/// The KV pool: keys and values of each layer, and the canary's marks.
 #[derive(Clone, Debug)]
 pub struct KvBuffers {
     pub layout: KvLayout,
     pub layers: Vec<LayerKv>,
+    /// Marks of the slots, when the canary is on.
+    pub marks: Option<Buffer>,
 }
 
 /// One layer's keys and values.
@@ -34,20 +37,29 @@ impl Plane<'_> {
 }
 
 impl KvBuffers {
-    pub fn alloc(gpu: &Gpu, layout: KvLayout, num_layers: u32) -> Result<KvBuffers, GpuError> {
+    pub fn alloc(gpu: &Gpu, layout: KvLayout, num_layers: u32, has_canary: bool) -> Result<KvBuffers, GpuError> {
         let alloc = |label: String| gpu.alloc(&label, layout.buffer_bytes(), BufferUse::Storage);
         let layer = |l| Ok(LayerKv { k: alloc(format!("layer {l} keys"))?, v: alloc(format!("layer {l} values"))? });
-        Ok(KvBuffers { layout, layers: (0..num_layers).map(layer).collect::<Result<_, GpuError>>()? })
+        let layers = (0..num_layers).map(layer).collect::<Result<_, GpuError>>()?;
+        let mark_bytes = u64::from(layout.num_blocks) * mark_bytes(&layout);
+        let marks = has_canary.then(|| gpu.alloc("canary marks", mark_bytes, BufferUse::Storage)).transpose()?;
+        Ok(KvBuffers { layout, layers, marks })
     }
 
     /// All planes, in a fixed order.
     pub fn planes(&self) -> impl Iterator<Item = Plane<'_>> {
         let block_bytes = self.layout.block_bytes();
-        self.layers.iter().flat_map(|l| [&l.k, &l.v]).map(move |buffer| Plane { buffer, block_bytes })
+        let values = self.layers.iter().flat_map(|l| [&l.k, &l.v]).map(move |buffer| Plane { buffer, block_bytes });
+        values.chain(self.marks.iter().map(|buffer| Plane { buffer, block_bytes: mark_bytes(&self.layout) }))
     }
 
     /// Bytes of one block over all planes.
     pub fn block_bytes(&self) -> u64 {
         self.planes().map(|p| p.block_bytes).sum()
     }
+}
+
+/// Bytes of a block's marks.
+fn mark_bytes(layout: &KvLayout) -> u64 {
+    u64::from(layout.block_size) * u64::from(canary::MARK_BYTES)
 }

@@ -19,6 +19,7 @@ use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording
 use crate::ids::HostSlot;
 use crate::kernels::Class;
 use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
+use crate::kernels::canary::{self, Canary};
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::memory;
@@ -28,6 +29,8 @@ use forward::{Forward, StepShape};
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
 
+pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
+pub use crate::kernels::kv_layout::KvFormat;
 pub use weights::Progress;
 
 /// Sizes of everything that is allocated at load.
@@ -41,8 +44,12 @@ pub struct ExecutorConfig {
     pub max_num_seqs: u32,
     /// Longest sequence; bounds the rope table.
     pub max_model_len: u32,
-    /// f32 activations and f32 KV instead of i8 and f16: the reference mode.
+    /// f32 activations instead of i8: the reference mode.
     pub precise: bool,
+    /// What keys and values are stored as.
+    pub kv: KvFormat,
+    /// Marks every slot of the pool with what was written to it, and checks the marks before reading.
+    pub canary: bool,
 }
 
 /// Runs steps on a GPU.
@@ -60,6 +67,7 @@ pub struct WgpuExecutor {
     work_limits: WorkLimits,
     recording: Recording,
     swapper: Swapper,
+    canary: Option<Canary>,
     in_flight: Option<Pending>,
 }
 
@@ -107,6 +115,10 @@ impl WgpuExecutor {
             return Err(LoadError::Cancelled);
         }
         let replayer = Replayer::new(&gpu);
+        let canary = match &forward.kv.marks {
+            Some(marks) => Some(Canary::new(&gpu, &meta.whole(), &marks.whole(), cfg.max_num_seqs)?),
+            None => None,
+        };
         let mut executor = WgpuExecutor {
             replayer,
             meta,
@@ -114,6 +126,7 @@ impl WgpuExecutor {
             work: AttentionWork::default(),
             work_limits: work_limits(&gpu, &spec, &cfg),
             recording: Recording::new("step"),
+            canary,
             in_flight: None,
             gpu,
             spec,
@@ -203,7 +216,6 @@ impl WgpuExecutor {
         let shape = StepShape {
             num_tokens: batch.num_tokens() as u32,
             num_logits: batch.num_logits() as u32,
-            num_copies: batch.copies.len() as u32,
             attention: self.work.counts,
             has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
@@ -216,6 +228,13 @@ impl WgpuExecutor {
         }
         if swaps && !batch.swap_in.is_empty() {
             self.swapper.record_in(&self.gpu, &mut self.recording, &batch.swap_in)?;
+        }
+        if !head_only {
+            self.forward.record_copies(&mut self.recording, batch.copies.len() as u32);
+        }
+        let mut marks = None;
+        if let Some(canary) = self.canary.as_ref().filter(|_| !head_only && !batch.chains.is_empty()) {
+            marks = Some(canary.record(&mut self.recording, batch));
         }
         if head_only {
             self.forward.record_head(&mut self.recording, shape, samples);
@@ -232,6 +251,7 @@ impl WgpuExecutor {
         } else if rows > 0 {
             readback.push(self.forward.logits.slice(0, rows * u64::from(self.forward.logits_stride) * 4));
         }
+        readback.extend(marks);
         let outgoing = outgoing.map(|(outgoing, slice)| {
             readback.push(slice);
             outgoing
@@ -291,7 +311,12 @@ impl WgpuExecutor {
         let Launched { in_flight, outgoing, kept } = pending.launched?;
         let mut finished = self.replayer.wait(&self.gpu, in_flight)?;
         let swap_us = pending.swap_us + self.keep(outgoing, &kept, &mut finished);
-        let mut out = StepOutput { stats: stats_of(&finished), swap_us, ..StepOutput::default() };
+        let mut corrupted = Vec::new();
+        if self.canary.is_some() && !pending.batch.chains.is_empty() {
+            let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
+            corrupted = canary::corruptions(&pending.batch, &words);
+        }
+        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);
@@ -366,6 +391,24 @@ impl Executor for WgpuExecutor {
         self.spec.vocab_size
     }
 
+    fn has_canary(&self) -> bool {
+        self.canary.is_some()
+    }
+
+    fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {
+        if block >= self.cfg.num_blocks {
+            return Err(ExecError::Rejected(format!("there is no block {block}")));
+        }
+        for plane in self.forward.kv.planes() {
+            let slice = plane.block(block);
+            let mut bytes = self.gpu.read(&slice).map_err(exec_error)?;
+            // Small changes that leave floats finite: the canary is to notice, not the sampler.
+            bytes.iter_mut().step_by(4).for_each(|byte| *byte ^= 1);
+            self.gpu.write(&slice, &bytes);
+        }
+        Ok(())
+    }
+
     fn kv_bytes_per_block(&self) -> u64 {
         self.forward.kv.block_bytes()
     }
@@ -390,7 +433,7 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
     let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
     let most_biases = 1024;
     let copy = 2;
-    let per_row = blocks + copy + 8 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    let per_row = blocks + copy + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
     let work = AttentionWork::max_words(tokens, memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs));
     step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row + work
 }

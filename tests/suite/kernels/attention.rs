@@ -211,6 +211,13 @@ fn an_f32_cache_matches_the_reference() {
 }
 
 #[test]
+fn an_int8_cache_matches_the_reference() {
+    for (dim, block_size) in [(64, 16), (24, 1), (128, 8), (20, 2)] {
+        check(&shape(6, 2, dim, KvFormat::I8), &RAGGED, block_size, None);
+    }
+}
+
+#[test]
 fn sliding_windows_match_the_reference() {
     for window in [1, 5, 32, 100, 300, 5000] {
         check(&shape(4, 2, 32, KvFormat::F16), &RAGGED, 16, Some(window));
@@ -248,6 +255,7 @@ fn bits_do_not_depend_on_chunks_batch_mates_block_size_or_block_ids() {
             (shape(9, 3, 64, KvFormat::F16), None),
             (shape(4, 2, 24, KvFormat::F16), Some(70)),
             (shape(7, 1, 32, KvFormat::F32), None),
+            (shape(3, 3, 32, KvFormat::I8), None),
         ] {
             let whole = [row(0, 0, prompt)];
             let first = world(&shape, &whole, 16, 1);
@@ -314,6 +322,7 @@ fn work_that_is_split_or_shared_gives_the_same_bits() {
         (shape(8, 2, 128, KvFormat::F16), None),
         (shape(3, 1, 20, KvFormat::F16), Some(300)),
         (shape(2, 1, 256, KvFormat::F16), None),
+        (shape(9, 3, 64, KvFormat::I8), None),
     ];
     for rig in rigs() {
         for (idx, (shape, window)) in shapes.iter().enumerate() {

@@ -100,7 +100,12 @@ fn check(shape: &Shape, block_size: u32) {
         }
     }
     write_reference(&layout, &batch, &expect, &mut k, &mut v);
-    let tolerance = if shape.kv == KvFormat::F16 { 5e-4 } else { 1e-6 };
+    let tolerance = match shape.kv {
+        KvFormat::F16 => 5e-4,
+        KvFormat::F32 => 1e-6,
+        // Half a step of the largest value.
+        KvFormat::I8 => 0.51 / 127.0,
+    };
     for rig in rigs() {
         let (got_q, got_k, got_v) = run(rig, shape, &layout, &batch, &qkv, &gains);
         let what = format!("{} {shape:?}", rig.name);
@@ -133,6 +138,38 @@ fn norms_of_q_and_k_heads_match_the_reference() {
 #[test]
 fn an_f32_cache_matches_the_reference() {
     check(&shape(64, 64, false, false, KvFormat::F32), 16);
+}
+
+#[test]
+fn an_int8_cache_matches_the_reference() {
+    check(&shape(64, 64, false, false, KvFormat::I8), 16);
+    check(&shape(20, 12, false, false, KvFormat::I8), 8);
+    check(&shape(24, 24, true, true, KvFormat::I8), 8);
+}
+
+#[test]
+fn int8_bytes_are_those_of_the_formula_and_neighbours_stay() {
+    let shape = shape(16, 16, false, false, KvFormat::I8);
+    let layout = layout(&shape, 2);
+    for rig in rigs() {
+        // Values alone do not turn, so they are known exactly.
+        let batch = batch(&[3], &[5], 2);
+        let mut random = Random(9);
+        let qkv = random.vector(shape.qkv_stride() as usize, 3.0);
+        let (_, _, v) = run(rig, &shape, &layout, &batch, &qkv, &[]);
+        let sevens = layout.decode(&layout.encode(&vec![7.0; layout.num_values() as usize]));
+        let mut expect = sevens.clone();
+        for head in 0..2 {
+            let at = layout.value_idx(5, head);
+            let from = (shape.num_heads + shape.num_kv_heads + head) as usize * 16;
+            expect[at..at + 16].copy_from_slice(&qkv[from..from + 16]);
+        }
+        let expect = layout.decode(&layout.encode(&expect));
+        assert_close(&v, &expect, 1e-6, rig.name);
+        let (written, rest): (Vec<_>, Vec<_>) = (0..v.len()).partition(|&i| expect[i] != sevens[i]);
+        assert_eq!(written.len(), 32);
+        assert!(rest.iter().all(|&i| v[i] == sevens[i]), "{}: a neighbour changed", rig.name);
+    }
 }
 
 #[test]

@@ -1,0 +1,115 @@
+// What a workgroup of attention.wgsl owns, and where keys, scales and partial results lie.
+
+/// Keys of a partial result.
+const RANGE: u32 = 256u;
+
+/// Four-element words of a partial result: numerators, then (m, l, 0, 0).
+const PARTIAL: u32 = ${DP / 4 + 1}u;
+
+/// What a workgroup owns.
+struct Tile {
+  tokens: u32, // first of its work tokens; MERGE: the merge
+  count: u32, // tokens; 0 when there is nothing to do
+  part: u32,  // which HEADS query heads
+  kv_head: u32,
+  table: u32, // start of a block table that holds for all of its tokens
+  begin: u32, // ranges begin..end
+  end: u32,
+  is_partial: bool,
+}
+
+fn find_tile(workgroup: u32) -> Tile {
+  let parts = params.num_heads / ${HEADS}u;
+  let part = workgroup % parts;
+  let kv_head = part * ${HEADS}u / (params.num_heads / params.num_kv_heads);
+#ifdef MERGE
+  let item = workgroup / parts;
+  if item >= num_merges() {
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
+  }
+  return Tile(item, 1u, part, kv_head, 0u, merge_word(item, 2u), merge_word(item, 3u), false);
+#else
+#if TQ == 1
+  let item = workgroup / parts;
+  let end = num_single_items();
+#else
+  let item = workgroup / parts + num_single_items();
+  let end = num_items();
+#endif
+  if item >= end {
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
+  }
+  let first = item_word(item, 0u);
+  let table = block_table_start(row_of_token(work_token(first).x));
+  return Tile(first, item_word(item, 1u), part, kv_head, table, item_word(item, 2u), item_word(item, 3u),
+    item_word(item, 4u) == 1u);
+#endif
+}
+
+/// (token, slot of its range 0) of a tile's token; tokens beyond `count` repeat the last one.
+fn tile_token(tile: Tile, idx: u32) -> vec2<u32> {
+#ifdef MERGE
+  return vec2(merge_word(tile.tokens, 0u), merge_word(tile.tokens, 1u));
+#else
+  return work_token(tile.tokens + min(idx, max(tile.count, 1u) - 1u));
+#endif
+}
+
+/// First key that a position sees.
+fn lowest_key(position: u32) -> u32 {
+  return select(0u, position + 1u - min(params.window, position + 1u), params.window > 0u);
+}
+
+/// First word of a partial result.
+fn partial_at(slot: u32, head: u32) -> u32 {
+  return (slot * params.num_heads + head) * PARTIAL;
+}
+
+#ifndef MERGE
+#ifdef KV_I8
+/// Words of a block: values, scales, padding.
+fn block_words() -> u32 {
+  return (params.num_kv_heads * block_size() * ${DP / 4 + 1}u + 3u) & 0xfffffffcu;
+}
+
+/// First word of the block that holds a key, and the key's row in it, counted over heads.
+fn block_row(tile: Tile, key: u32) -> vec2<u32> {
+  let size = block_size();
+  let shift = firstTrailingBit(size); // block sizes are powers of two
+  let block = block_table(tile.table + (key >> shift));
+  return vec2(block * block_words(), (tile.kv_head << shift) + (key & (size - 1u)));
+}
+
+/// First word of a key of the tile's row.
+fn cache_row(tile: Tile, key: u32) -> u32 {
+  let at = block_row(tile, key);
+  return at.x + at.y * ${DP / 4}u;
+}
+
+/// (scale of the key, scale of the value)
+fn cache_scales(tile: Tile, key: u32) -> vec2<f32> {
+  let at = block_row(tile, key);
+  let word = at.x + params.num_kv_heads * block_size() * ${DP / 4}u + at.y;
+  let k = k_cache[word >> 1u];
+#if DPL == 8
+  let v_pair = v_cache[word >> 1u];
+  let v = select(v_pair.x, v_pair.y, (word & 1u) == 1u);
+#else
+  let v = v_cache[word];
+#endif
+  return vec2(bitcast<f32>(select(k.x, k.y, (word & 1u) == 1u)), bitcast<f32>(v));
+}
+
+fn unpacked(word: u32) -> vec4<f32> {
+  return vec4<f32>(unpack4xI8(word));
+}
+#else
+/// Row of the cache (in units of DP values) that holds a key of the tile's row.
+fn cache_row(tile: Tile, key: u32) -> u32 {
+  let size = block_size();
+  let shift = firstTrailingBit(size); // block sizes are powers of two
+  let block = block_table(tile.table + (key >> shift));
+  return ((block * params.num_kv_heads + tile.kv_head) << shift) + (key & (size - 1u));
+}
+#endif
+#endif
