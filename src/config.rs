@@ -3,7 +3,7 @@
 //! Precedence: flags, then `KVASIR_*` variables (both arrive in [`EngineArgs`]), then `config.toml`, then the defaults
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
-use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, KvCacheDtype};
+use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, KvCacheDtype, PreemptionMode};
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
@@ -11,6 +11,12 @@ use std::path::{Path, PathBuf};
 
 /// Largest context that a flag may ask for.
 const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
+
+/// Host memory for KV blocks that leave the pool: room for several long chats, taken only as it is filled.
+const DEFAULT_SWAP_SPACE_GIB: f64 = 1.0;
+/// Files of the prefix cache, for one model.
+const DEFAULT_PREFIX_CACHE_GIB: f64 = 8.0;
+const MAX_GIB: f64 = 65_536.0;
 
 /// A setting that cannot be used. The message names where it stands and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +125,10 @@ pub struct EngineSection {
     pub scheduling_policy: Option<String>,
     pub long_prefill_token_threshold: Option<HumanInt>,
     pub victim_policy: Option<String>,
+    pub preemption_mode: Option<String>,
+    pub swap_space: Option<f64>,
+    pub prefix_cache_dir: Option<PathBuf>,
+    pub prefix_cache_size: Option<f64>,
     pub max_queue: Option<HumanInt>,
 }
 
@@ -142,6 +152,10 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "scheduling_policy",
             "long_prefill_token_threshold",
             "victim_policy",
+            "preemption_mode",
+            "swap_space",
+            "prefix_cache_dir",
+            "prefix_cache_size",
             "max_queue",
         ],
     ),
@@ -298,6 +312,18 @@ pub struct EngineArgs {
     /// Who gives way when KV blocks are short: last-in, least-computed or priority
     #[arg(long, value_name = "NAME", env = "KVASIR_VICTIM_POLICY", hide_env_values = true)]
     pub victim_policy: Option<String>,
+    /// How preempted requests get their KV back: auto, recompute or swap
+    #[arg(long, value_name = "MODE", env = "KVASIR_PREEMPTION_MODE", hide_env_values = true)]
+    pub preemption_mode: Option<String>,
+    /// Host memory for KV blocks that leave the pool, in GiB; 0 turns it off
+    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true)]
+    pub swap_space: Option<f64>,
+    /// Keep prefixes in files under this folder, over restarts
+    #[arg(long, value_name = "DIR", env = "KVASIR_PREFIX_CACHE_DIR", hide_env_values = true)]
+    pub prefix_cache_dir: Option<PathBuf>,
+    /// What those files may take for one model, in GiB
+    #[arg(long, value_name = "GIB", env = "KVASIR_PREFIX_CACHE_SIZE", hide_env_values = true)]
+    pub prefix_cache_size: Option<f64>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
     pub precise: bool,
@@ -357,6 +383,8 @@ impl EngineArgs {
         } else {
             self.enable_prefix_caching || file.prefix_caching.unwrap_or(true)
         };
+        let swap_space_bytes = gib("swap_space", self.swap_space.or(file.swap_space), DEFAULT_SWAP_SPACE_GIB)?;
+        let cache_size = self.prefix_cache_size.or(file.prefix_cache_size);
         let kv_cache_dtype = match self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()) {
             None => KvCacheDtype::Auto,
             Some(word) => KvCacheDtype::parse(word).ok_or_else(|| ConfigError::Invalid {
@@ -365,6 +393,9 @@ impl EngineArgs {
             })?,
         };
         Ok(EngineOptions {
+            swap_space_bytes,
+            prefix_cache_dir: self.prefix_cache_dir.clone().or(file.prefix_cache_dir.clone()),
+            prefix_cache_bytes: gib("prefix_cache_size", cache_size, DEFAULT_PREFIX_CACHE_GIB)?,
             backend,
             adapter: self.adapter.clone().or(file.adapter.clone()).filter(|a| !a.is_empty()),
             max_model_len: int("max_model_len", self.max_model_len, file.max_model_len, (2, MAX_MODEL_LEN_LIMIT))?,
@@ -399,6 +430,12 @@ impl EngineArgs {
             )?
             .unwrap_or(0),
             adaptive_budget: true,
+            preemption: word_of(
+                "preemption_mode",
+                &PREEMPTION_MODES,
+                self.preemption_mode.as_deref(),
+                &file.preemption_mode,
+            )?,
             victim_policy: word_of(
                 "victim_policy",
                 &VICTIM_POLICIES,
@@ -419,6 +456,9 @@ impl EngineArgs {
     }
 }
 
+const PREEMPTION_MODES: [(&str, PreemptionMode); 3] =
+    [("auto", PreemptionMode::Auto), ("recompute", PreemptionMode::Recompute), ("swap", PreemptionMode::Swap)];
+
 const SCHEDULING_POLICIES: [(&str, QueuePolicy); 4] = [
     ("fair", QueuePolicy::Fair),
     ("fcfs", QueuePolicy::Fcfs),
@@ -431,6 +471,15 @@ const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
     ("least-computed", VictimPolicy::LeastComputed),
     ("priority", VictimPolicy::Priority),
 ];
+
+/// A size in GiB as bytes.
+fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, ConfigError> {
+    let size = given.unwrap_or(default);
+    if !(0.0..=MAX_GIB).contains(&size) {
+        return Err(ConfigError::Invalid { name, message: format!("must be between 0 and {MAX_GIB} GiB, not {size}") });
+    }
+    Ok((size * (1u64 << 30) as f64) as u64)
+}
 
 /// The meaning of the word that a flag or the file gives; the first of `words` where neither does.
 fn word_of<T: Copy>(
@@ -508,6 +557,9 @@ mod tests {
         let args = EngineArgs { victim_policy: Some("first".into()), ..EngineArgs::default() };
         let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert_eq!(error, "victim_policy must be one of last-in, least-computed, priority, not `first`");
+        let args = EngineArgs { swap_space: Some(-1.0), ..EngineArgs::default() };
+        let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
+        assert!(error.starts_with("swap_space must be between 0"), "{error}");
         let args = EngineArgs { backend: Some("cuda".into()), ..EngineArgs::default() };
         assert!(
             args.resolve(&EngineSection::default(), Path::new("cache"), None)

@@ -362,6 +362,14 @@ pub enum PrefixCommand<Sink> {
         request: Box<PinRequest>,
         events: Sink,
     },
+    /// Pins (or names anew) a prefix that the cache has.
+    Keep {
+        id: RequestId,
+        prefix: u64,
+        name: Option<String>,
+        owner: OwnerTag,
+        events: Sink,
+    },
     Unpin {
         id: u64,
     },

@@ -1,6 +1,7 @@
 //! What the user wants, as data. Views push commands; [`super::logic::AppCore::apply`] carries them out.
 
 use super::chat::{ChatId, MessageId, RunSettings};
+use super::inspect::PrefixCommand;
 use super::state::{DockTab, EngineChoices, ThemeChoice, Workspace};
 use std::path::PathBuf;
 
@@ -105,6 +106,9 @@ pub enum UiCommand {
     // Inspect.
     /// Shows the engine at this step.
     InspectStep(u64),
+    /// Keeps the blocks of this chat's system prompt from being evicted.
+    PinSystemPrompt(ChatId),
+    Prefix(PrefixCommand),
     RunDemo,
 }
 

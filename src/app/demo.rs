@@ -2,6 +2,7 @@
 
 use super::actions::{messages, panes};
 use super::chat::{ChatId, RunSettings, RunStatus};
+use super::command::UiCommand;
 use super::logic::AppCore;
 use super::state::{AppState, DockTab, Workspace};
 use crate::engine::handle::EngineStatus;
@@ -40,6 +41,8 @@ pub fn start_chats(core: &mut AppCore, max_tokens: u32) {
     core.state.workspace = Workspace::Chat;
     core.state.dock_tab = DockTab::Live;
     panes::remember(core);
+    // Pinned first, the prompt is read once and stays whatever happens to the chats.
+    core.apply(UiCommand::PinSystemPrompt(chats[0]));
     for (chat, question) in chats.into_iter().zip(QUESTIONS) {
         messages::send_text(core, chat, question);
     }

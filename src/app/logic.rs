@@ -3,7 +3,7 @@
 //! Guarantees: nothing here waits for the engine, the disk or the network; every run ends in exactly one status that is
 //! written to the store; a run goes on whatever is on screen. It does not attempt to draw.
 
-use super::actions::{chats, messages, models, panes};
+use super::actions::{chats, messages, models, panes, prefixes};
 use super::chat::{Chat, ChatId, Message, MessageId, RunSettings, RunStatus};
 use super::command::{Effect, UiCommand};
 use super::models::{FilePicker, ModelScanner};
@@ -52,6 +52,7 @@ pub struct AppCore {
     pub(super) hue_order: VecDeque<ChatId>,
     /// What is being loaded, as the settings will name it once it is there.
     pub(super) pending_model: Option<String>,
+    pub(super) pins: Vec<prefixes::Pinning>,
     live: BTreeMap<MessageId, LiveRun>,
     counts_under_way: BTreeMap<ChatId, u64>,
     last_id: u64,
@@ -116,6 +117,7 @@ impl AppCore {
             settings,
             hue_order: VecDeque::new(),
             pending_model: None,
+            pins: Vec::new(),
             live: BTreeMap::new(),
             counts_under_way: BTreeMap::new(),
             last_id,
@@ -185,6 +187,8 @@ impl AppCore {
                 self.state.workspace = Workspace::Inspect;
                 self.effects.push(Effect::InspectStep(step));
             }
+            C::PinSystemPrompt(chat) => prefixes::pin_system_prompt(self, chat),
+            C::Prefix(command) => prefixes::carry_out(self, command),
             C::RunDemo => super::demo::start_chats(self, super::demo::MAX_TOKENS_SHOWN),
         }
     }
@@ -209,6 +213,7 @@ impl AppCore {
         self.state.snapshot = self.engine.telemetry().snapshot();
         self.state.store_health = self.store.health();
         models::poll(self);
+        prefixes::poll(self);
         self.count_contexts();
     }
 
@@ -368,6 +373,7 @@ impl AppCore {
                 }
             },
             Purpose::Send { .. } => {}
+            Purpose::Pin => prefixes::take_tokens(self, done.chat, done.outcome),
         }
     }
 
@@ -576,7 +582,7 @@ fn context_revision(chat: &Chat) -> u64 {
 }
 
 /// The local date and time, for templates that print it.
-fn civil_now() -> Now {
+pub(super) fn civil_now() -> Now {
     let now = jiff::tz::TimeZone::system().to_datetime(jiff::Timestamp::now());
     Now {
         year: now.year(),

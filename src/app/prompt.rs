@@ -30,6 +30,8 @@ pub struct Turn {
 pub enum Purpose {
     /// To be submitted as the prompt of this answer.
     Send { answer: MessageId },
+    /// The tokens that every conversation with this system prompt begins with, to be pinned.
+    Pin,
     /// To be counted; `revision` says what was counted.
     Count { revision: u64 },
 }
@@ -164,6 +166,9 @@ fn work_loop(shared: &Shared, sender: &SyncSender<Done>, waker: &dyn Fn()) {
 
 /// Encodes a job; for one that is to be sent, also checks that it fits.
 pub fn prepare(job: &Job) -> Outcome {
+    if job.purpose == Purpose::Pin {
+        return beginning(job).map_or_else(Outcome::Failed, Outcome::Tokens);
+    }
     let tokens = match encode(job, &job.turns) {
         Ok(tokens) => tokens,
         Err(error) => return Outcome::Failed(error),
@@ -175,6 +180,15 @@ pub fn prepare(job: &Job) -> Outcome {
         return Outcome::Tokens(tokens);
     }
     Outcome::TooLong { needed, limit, drop: turns_to_drop(job, limit.saturating_sub(room)) }
+}
+
+/// What two conversations that differ from the first word on have in common.
+fn beginning(job: &Job) -> Result<Vec<TokenId>, String> {
+    let ask = |content: &str| encode(job, &[Turn { id: MessageId(0), role: Role::User, content: content.into() }]);
+    let (mut one, other) = (ask("Why?")?, ask("7 boats")?);
+    let common = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
+    one.truncate(common);
+    Ok(one)
 }
 
 /// The fewest oldest turns to leave out, found by halving: a prompt without more turns is never longer.

@@ -260,6 +260,7 @@ impl KvasirApp {
                 Some(InspectCommand::OpenModels) => commands.push(UiCommand::ShowWorkspace(Workspace::Models)),
                 Some(InspectCommand::RunDemo) => commands.push(UiCommand::RunDemo),
                 Some(InspectCommand::OpenOwner(id)) => commands.push(UiCommand::OpenChat(ChatId(id))),
+                Some(InspectCommand::Prefix(command)) => commands.push(UiCommand::Prefix(command)),
                 // Done by the model: the views read it again.
                 _ => self.repaint_for_inspect = true,
             }

@@ -39,6 +39,7 @@ pub fn run(args: &EstimateArgs) -> CliResult {
                     "num_blocks": plan.memory.num_blocks,
                     "workspace_bytes": plan.memory.workspace_bytes,
                     "total_bytes": plan.memory.total_bytes,
+                    "host_bytes": plan.host_bytes,
                     "available_bytes": machine.available_bytes,
                     "fits": true,
                     "max_model_len": plan.max_model_len,
@@ -49,6 +50,7 @@ pub fn run(args: &EstimateArgs) -> CliResult {
                     vec!["KV cache".into(), kv_words(&plan)],
                     vec!["workspace".into(), out::bytes(plan.memory.workspace_bytes)],
                     vec!["total".into(), out::bytes(plan.memory.total_bytes)],
+                    vec!["swap space".into(), out::bytes(plan.host_bytes)],
                     vec!["free now".into(), machine.available_bytes.map_or("not known".into(), out::bytes)],
                     vec!["context".into(), format!("{} of {} tokens", plan.max_model_len, spec.max_position)],
                 ]))?;

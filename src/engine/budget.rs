@@ -47,6 +47,11 @@ impl AdaptiveBudget {
         chunk.max(MIN_PREFILL_CHUNK).min(max_tokens.saturating_sub(num_decode))
     }
 
+    /// What one prompt token takes; `None` before one was measured.
+    pub fn prefill_token_us(&self) -> Option<f64> {
+        self.prefill_token_us
+    }
+
     /// Learns from a finished step.
     pub fn observe(&mut self, cost: StepCost) {
         let total_us = cost.total_us as f64;

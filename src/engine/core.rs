@@ -11,6 +11,8 @@ use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
 use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
+use super::preempt_meter::PreemptMeter;
+use super::prefetch::Prefetch;
 use super::run_state::{LiveRun, StepTime};
 use super::{record, recorder};
 use crate::batch::StepBatch;
@@ -25,6 +27,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+mod tiers;
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
@@ -65,6 +69,9 @@ pub struct EngineCore {
     pub(super) recent: RecentTokens,
     pub(super) searches: Searches,
     budget: AdaptiveBudget,
+    meter: PreemptMeter,
+    /// The disk tier of the prefix cache, where there is one.
+    prefetch: Option<Prefetch>,
     step: u64,
     num_failed_steps: u32,
     /// Token budget after a step ran out of memory.
@@ -86,7 +93,7 @@ pub struct EngineCore {
 
 impl EngineCore {
     pub(super) fn new(loaded: Loaded, shared: Arc<Shared>, started: Instant) -> Self {
-        let Loaded { model, executor, options, rebuild } = loaded;
+        let Loaded { model, executor, options, rebuild, disk } = loaded;
         let max_tokens_per_step = options.max_num_batched_tokens.max(options.max_num_seqs);
         let config = SchedulerConfig {
             max_num_seqs: options.max_num_seqs,
@@ -103,6 +110,7 @@ impl EngineCore {
             queue_policy: record::queue_policy(options.scheduling_policy),
             aging_steps: AGING_STEPS,
             victim: record::victim_policy(options.victim_policy),
+            preemption: options.preemption,
             check: match options.check {
                 CheckLevel::WhenIdle => scheduler::CheckLevel::Cheap,
                 CheckLevel::EveryStep => scheduler::CheckLevel::Full,
@@ -112,6 +120,8 @@ impl EngineCore {
         EngineCore {
             recorder: recorder::start(&model, &options, &mut scheduler),
             scheduler,
+            prefetch: disk.map(Prefetch::new),
+            meter: PreemptMeter::new(executor.kv_bytes_per_block()),
             // Numbers go on over loads: readers of the ring rely on ascending steps.
             step: shared.telemetry.snapshot().step,
             shared,
@@ -153,6 +163,8 @@ impl EngineCore {
 
     /// Ends a run at its client's wish, all choices of it; the blocks are free when this returns.
     pub(super) fn abort(&mut self, id: RequestId) {
+        let held = self.prefetch.as_mut().and_then(|prefetch| prefetch.release(id));
+        self.add_held(held);
         let Some(run) = self.run_of(id).map(|(run, _)| run) else { return };
         run.drop_waiting();
         let sequences = run.sequences();
@@ -192,6 +204,9 @@ impl EngineCore {
         self.step += 1;
         let inputs = self.plan_inputs();
         let plan = self.scheduler.plan_step(inputs);
+        if let (Some(prefetch), Some(executor)) = (&mut self.prefetch, &self.executor) {
+            prefetch.keep_spilled(&mut self.scheduler, executor.as_ref());
+        }
         StepBatch::build(&mut self.batch, &plan, &self.scheduler);
         if self.executor.as_ref().is_some_and(|executor| executor.has_canary()) {
             self.batch.add_chains(&plan, &self.scheduler);
@@ -215,6 +230,8 @@ impl EngineCore {
             gpu_us: output.gpu_us,
             budget: plan.budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
+            recompute_token_ns: inputs.costs.recompute_token_ns,
+            swap_block_ns: inputs.costs.swap_block_ns,
             rows: record::rows(&plan),
             admitted: plan.admitted.iter().map(|a| a.request).collect(),
             preempted: plan.preempted.iter().map(record::preemption).collect(),
@@ -228,6 +245,7 @@ impl EngineCore {
         // The first terminal event counts: text that follows it is not heard.
         corrupted.iter().for_each(|(id, error)| self.tell_failure(*id, error));
         self.tell_tokens(&committed, output.logprobs, &mut record);
+        self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
         corrupted.iter().for_each(|(id, error)| self.fail(*id, error));
         self.count(output.stats, output.gpu_us);
         self.finish_record(record, start, after_gpu);
@@ -240,7 +258,8 @@ impl EngineCore {
         let num_decode = self.scheduler.num_decoding() as u32;
         let max_prefill_tokens =
             if self.options.adaptive_budget { self.budget.prefill_tokens(num_decode, max_tokens) } else { max_tokens };
-        PlanInputs { step: self.step, max_tokens, max_prefill_tokens }
+        let costs = self.meter.costs(self.budget.prefill_token_us());
+        PlanInputs { step: self.step, max_tokens, max_prefill_tokens, costs }
     }
 
     /// Launches and waits. A step without rows is not launched.
@@ -311,6 +330,8 @@ impl EngineCore {
 
     /// Ends every request with an error.
     pub(super) fn fail_all(&mut self, error: &RunError) {
+        let held = self.prefetch.as_mut().map(Prefetch::release_all);
+        self.add_held(held.into_iter().flatten());
         let ids: Vec<RequestId> = self.runs.keys().copied().collect();
         ids.into_iter().for_each(|id| self.fail(id, error));
         self.shared.wake();
@@ -451,7 +472,7 @@ impl EngineCore {
 
     /// Closes the record with cache and time, learns from it, shows it.
     fn finish_record(&mut self, mut record: StepRecord, start: Instant, after_gpu: Instant) {
-        record.kv = record::totals(self.scheduler.kv());
+        record.kv = self.kv_totals();
         self.collect_deltas();
         record.deltas = std::mem::take(&mut self.deltas);
         self.reasons = record.waiting.clone();
@@ -492,20 +513,22 @@ impl EngineCore {
             t_us: self.now_us(),
             block_size: self.scheduler.kv().block_size(),
             kv_bytes_per_block: self.model.kv_bytes_per_block,
-            kv: record::totals(self.scheduler.kv()),
+            kv: self.kv_totals(),
             blocks: record::blocks(self.scheduler.kv()),
             eviction_order: self.scheduler.kv().eviction_order().collect(),
+            host: record::host(self.scheduler.kv()),
             watermark_blocks: config.watermark_blocks,
             queue: record::queue(&self.scheduler, self.binding, &requests),
             prefixes: record::prefixes(self.scheduler.kv()),
             requests,
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,
+            victim_policy: self.options.victim_policy,
             preemptions_total: totals.preemptions,
+            swaps_total: totals.swaps,
             recomputed_tokens_total: totals.recomputed_tokens,
             computed_tokens_total: totals.computed_tokens,
             copied_blocks_total: totals.copied_blocks,
-            ..EngineSnapshot::default()
         };
         self.shared.telemetry.publish(snapshot);
     }
@@ -520,7 +543,9 @@ impl EngineCore {
         for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
             let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
-            infos.extend(self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason))));
+            let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
+            let info = self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason)));
+            infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
         }
         infos.extend(self.finished.iter().cloned());
         infos
@@ -587,6 +612,7 @@ fn new_cache(executor: &dyn Executor, options: &EngineOptions) -> KvCache {
         block_size: executor.block_size(),
         enable_prefix_cache: options.prefix_caching,
     })
+    .with_host_pool(executor.num_host_blocks(), options.prefix_cache_dir.is_some())
 }
 
 fn micros(duration: Duration) -> u32 {

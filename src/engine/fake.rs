@@ -5,7 +5,7 @@
 //! made-up words.
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
-use super::loader::{LoadFailure, Loaded};
+use super::loader::{LoadFailure, Loaded, open_disk};
 use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
 use super::thread::Loader;
 use crate::batch::StepBatch;
@@ -43,6 +43,10 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         long_prefill_token_threshold: 0,
         adaptive_budget: false,
         victim_policy: VictimPolicy::LastIn,
+        preemption: fake.preemption,
+        prefix_cache_dir: fake.prefix_cache_dir.clone(),
+        prefix_cache_bytes: 64 << 20,
+        swap_space_bytes: u64::from(fake.num_host_blocks * fake.block_size) * KV_BYTES_PER_TOKEN,
         precise: false,
         kv_cache_dtype: KvCacheDtype::Auto,
         kv_canary: false,
@@ -61,11 +65,16 @@ pub(super) fn loader(fake: FakeOptions) -> Loader {
     // Shared, so that a rebuilt executor goes on with the faults that are left.
     let faults = Arc::new(Mutex::new(VecDeque::from(fake.faults.clone())));
     Box::new(move |request, _| {
-        let (config, faults) = (config(&fake), faults.clone());
-        let build = move || FakeExecutor { inner: PagedFake::new(config), faults: faults.clone() };
+        let (config, num_host_blocks, faults) = (config(&fake), fake.num_host_blocks, faults.clone());
+        let build = move || FakeExecutor {
+            inner: PagedFake::new(config).with_host_blocks(num_host_blocks),
+            faults: faults.clone(),
+        };
+        let executor = build();
         Ok(Loaded {
             model: Arc::new(model(&fake)?),
-            executor: Box::new(build()),
+            disk: open_disk(&request.options, &executor, [0; 32])?,
+            executor: Box::new(executor),
             options: request.options.clone(),
             rebuild: Box::new(move |_| Ok(Box::new(build()))),
         })

@@ -4,6 +4,7 @@
 //! Guarantees: files are checked in full before an adapter is opened; every failure says what, why and how to mend it; a
 //! load can be cancelled between any two reports of progress.
 
+use super::disk::{DiskConfig, DiskTier, Format};
 use super::handle::{AdapterSummary, EngineStatus, FailureKind, GenerationDefaults, LoadedModel};
 use super::memory_plan::{self, Machine};
 use super::options::{BackendChoice, EngineOptions, LoadRequest, ModelSource};
@@ -13,9 +14,11 @@ use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuBackend, GpuError, GpuRequest};
 use crate::model::hub::{self, FetchProgress, FetchStage};
 use crate::model::{Model, ModelError};
+use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// How to get an adapter where there is none.
 pub const ADAPTER_FIX: &str = "install a Vulkan driver (Debian and Ubuntu: sudo apt install libvulkan1 \
@@ -42,6 +45,8 @@ pub struct Loaded {
     pub executor: Box<dyn Executor>,
     pub options: EngineOptions,
     pub rebuild: Rebuild,
+    /// The disk tier of the prefix cache, not started.
+    pub disk: Option<DiskTier>,
 }
 
 /// Why a model could not be loaded.
@@ -177,6 +182,10 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         backend: gpu.caps().backend.clone(),
         is_cpu: gpu.caps().is_cpu,
     };
+    let identity = match &request.options.prefix_cache_dir {
+        Some(_) => identity(&model, &request.options, &adapter)?,
+        None => [0; 32],
+    };
     let plan = memory_plan::plan(&model, &request.options, Machine::with_adapter(gpu.caps().is_cpu))?;
     let config = ExecutorConfig {
         num_blocks: plan.memory.num_blocks,
@@ -188,26 +197,61 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         kv: request.options.kv_format(),
         canary: request.options.kv_canary,
     };
-    let executor = build(gpu, &model, config, on_progress)?;
+    let num_host_blocks = plan.num_host_blocks;
+    let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
     let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
     let options = request.options.clone();
     let rebuild: Rebuild = Box::new(move |on_progress| {
         let gpu = Gpu::open(&gpu_request(&options))?;
-        build(gpu, &model, config, on_progress)
+        build(gpu, &model, (config, num_host_blocks), on_progress)
     });
-    Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild })
+    let disk = open_disk(&request.options, &*executor, identity)?;
+    Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild, disk })
+}
+
+/// The disk tier that the options ask for; `identity` is that of weights and arithmetic.
+pub(super) fn open_disk(
+    options: &EngineOptions,
+    executor: &dyn Executor,
+    identity: [u8; 32],
+) -> Result<Option<DiskTier>, LoadFailure> {
+    let Some(dir) = options.prefix_cache_dir.clone() else { return Ok(None) };
+    if executor.num_host_blocks() == 0 || !options.prefix_caching {
+        return Err(LoadFailure::engine("a prefix cache on disk needs prefix caching and host memory")
+            .with_fix("give --swap-space a size, or leave --prefix-cache-dir out"));
+    }
+    let config = DiskConfig { dir, max_bytes: options.prefix_cache_bytes };
+    let format = Format { identity, block_size: executor.block_size(), bytes_per_block: executor.kv_bytes_per_block() };
+    DiskTier::open(&config, format).map(Some).map_err(|fault| LoadFailure::engine(fault.to_string()))
+}
+
+/// What content of keys and values hangs on besides tokens: weights, shape, arithmetic and version.
+fn identity(model: &Model, options: &EngineOptions, adapter: &AdapterSummary) -> Result<[u8; 32], ModelError> {
+    let mut hash = Sha256::new_with_prefix(env!("CARGO_PKG_VERSION"));
+    hash.update(format!("{:?}", model.spec()));
+    hash.update(format!(
+        "{adapter:?} {:?} {} {} {}",
+        options.kv_cache_dtype, options.precise, options.floor, options.checked_shaders
+    ));
+    for role in model.spec().roles() {
+        if let Some(view) = model.weight(role)? {
+            hash.update(format!("{role:?} {:?} {:?}", view.dtype, view.shape));
+            hash.update(xxh3_128(&view.bytes).to_le_bytes());
+        }
+    }
+    Ok(hash.finalize().into())
 }
 
 fn build(
     gpu: Gpu,
     model: &Model,
-    config: ExecutorConfig,
+    (config, num_host_blocks): (ExecutorConfig, u32),
     on_progress: OnProgress<'_>,
 ) -> Result<Box<dyn Executor>, LoadFailure> {
     let executor = WgpuExecutor::new(gpu, model, config, &mut |progress| {
         on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
     })?;
-    Ok(Box::new(executor))
+    Ok(Box::new(executor.with_host_blocks(num_host_blocks)))
 }
 
 /// Reports a phase of unknown length.

@@ -15,6 +15,10 @@ use crate::model::{Model, ModelError};
 /// KV memory that is taken without being asked for: enough for several chats, small enough to start fast.
 const DEFAULT_KV_BYTES_CPU: u64 = 512 << 20;
 const DEFAULT_KV_BYTES_GPU: u64 = 2 << 30;
+/// Host memory for blocks is at most one part in so many of what is free.
+const HOST_SHARE: u64 = 4;
+/// The books of more places than this would cost more than they give.
+const MAX_HOST_BLOCKS: u64 = 1 << 16;
 /// Buffers start at multiples of this.
 const PADDING: u64 = 256;
 
@@ -33,6 +37,9 @@ pub struct EnginePlan {
     pub memory: memory::MemoryPlan,
     /// Longest prompt and output together.
     pub max_model_len: u32,
+    /// Places for blocks in host memory, and what they take once they are filled.
+    pub num_host_blocks: u32,
+    pub host_bytes: u64,
 }
 
 impl Machine {
@@ -86,7 +93,16 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
         return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)
             .with_fix(format!("use --max-model-len {room} or less, or free memory")));
     }
-    Ok(EnginePlan { memory, max_model_len: wanted_len.min(room) })
+    let per_block = memory.kv_bytes_per_token * u64::from(options.block_size);
+    // It is taken as blocks come to it; on a small machine not more than a share of what is free.
+    let free = machine.available_bytes.or_else(available_memory).map_or(u64::MAX, |bytes| bytes / HOST_SHARE);
+    let num_host_blocks = (options.swap_space_bytes.min(free) / per_block).min(MAX_HOST_BLOCKS);
+    Ok(EnginePlan {
+        memory,
+        max_model_len: wanted_len.min(room),
+        num_host_blocks: num_host_blocks as u32,
+        host_bytes: num_host_blocks * per_block,
+    })
 }
 
 /// The pool that one full context needs, the null block included.
@@ -170,6 +186,20 @@ mod tests {
         assert_eq!(refused(Some(500), Some(10), 1000).kind, FailureKind::DoesNotFit);
         let full = refused(None, None, 1);
         assert!(full.kind == FailureKind::DoesNotFit && full.message.contains("weights"), "{full:?}");
+    }
+
+    #[test]
+    fn host_memory_is_what_was_asked_for_within_a_share_of_what_is_free() {
+        let model = tiny();
+        let with = |bytes, mib| {
+            let options = EngineOptions { swap_space_bytes: bytes, ..options(None, None) };
+            plan(&model, &options, on_cpu(mib)).unwrap()
+        };
+        assert_eq!((with(0, 1000).num_host_blocks, with(0, 1000).host_bytes), (0, 0));
+        let given = with(1 << 20, 1000);
+        let per_block = given.memory.kv_bytes_per_token * 16;
+        assert_eq!(u64::from(given.num_host_blocks), (1 << 20) / per_block);
+        assert!(with(1 << 40, 100).host_bytes <= 25 << 20);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`choices`], [`branches`], [`output`], [`beams`], [`stop_strings`], [`budget`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`choices`], [`branches`], [`output`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
+//! [`prefetch`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod beams;
 pub mod branches;
@@ -13,6 +14,7 @@ pub mod budget;
 pub mod canary;
 pub mod choices;
 pub mod core;
+pub mod disk;
 pub mod fake;
 pub mod handle;
 pub mod loader;
@@ -21,6 +23,8 @@ pub mod mailbox;
 pub mod memory_plan;
 pub mod options;
 pub mod output;
+pub mod preempt_meter;
+mod prefetch;
 mod prefixes;
 pub mod record;
 mod recorder;

@@ -3,6 +3,8 @@
 use crate::executor::wgpu_executor::{CANARY_BYTES, KvFormat};
 use crate::memory::KvTokenBytes;
 use crate::telemetry::{QueuePolicy, VictimPolicy};
+
+pub use crate::scheduler::PreemptionMode;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -95,6 +97,14 @@ pub struct EngineOptions {
     pub adaptive_budget: bool,
     /// Who gives way when blocks are short.
     pub victim_policy: VictimPolicy,
+    /// How preempted requests get their K and V back.
+    pub preemption: PreemptionMode,
+    /// Host memory for blocks of preempted requests and for prefixes that left the pool; 0 turns both off.
+    pub swap_space_bytes: u64,
+    /// Where prefixes are kept that leave host memory, or outlive the process; `None` keeps none.
+    pub prefix_cache_dir: Option<PathBuf>,
+    /// What files of one model may take there.
+    pub prefix_cache_bytes: u64,
     /// f32 activations, no integer dot products, and f32 KV unless [`Self::kv_cache_dtype`] says otherwise: the
     /// reference mode.
     pub precise: bool,
@@ -163,6 +173,10 @@ pub struct FakeOptions {
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
     pub max_queue: u32,
+    /// Places for blocks in host memory.
+    pub num_host_blocks: u32,
+    pub preemption: PreemptionMode,
+    pub prefix_cache_dir: Option<PathBuf>,
     pub scheduling_policy: QueuePolicy,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
@@ -181,6 +195,9 @@ impl FakeOptions {
             max_num_batched_tokens: 64,
             max_model_len: 1024,
             max_queue: 64,
+            num_host_blocks: 0,
+            preemption: PreemptionMode::Auto,
+            prefix_cache_dir: None,
             scheduling_policy: QueuePolicy::Fair,
             faults: Vec::new(),
             record: None,

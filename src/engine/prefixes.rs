@@ -11,6 +11,12 @@ impl EngineCore {
     pub(super) fn prefix(&mut self, command: PrefixCommand<EventSink>) {
         match command {
             PrefixCommand::Pin { id, request, events } => self.pin(id, *request, events),
+            PrefixCommand::Keep { id, prefix, name, owner, events } => {
+                let client = owner.id;
+                let run = self.new_run(id, owner, events, (Decoding::ONE, false), &[]).for_pin();
+                let added = self.scheduler.keep_prefix(id, prefix, name, client);
+                self.queued(id, run, added);
+            }
             PrefixCommand::Unpin { id } => {
                 self.scheduler.unpin(id);
             }

@@ -4,8 +4,8 @@ use crate::kv::{self, BlockEvent, KvCache};
 use crate::protocol::OwnerTag;
 use crate::scheduler::{self, Scheduler, StepPlan};
 use crate::telemetry::{
-    BlockDelta, BlockInfo, BlockState, ClientShare, KvTotals, PreemptMode, Preemption, PrefixInfo, QueueInfo,
-    QueuePolicy, RequestInfo, RowKind, SeqStep, Tier, VictimPolicy, WaitReason,
+    BlockDelta, BlockInfo, BlockState, ClientShare, HostBlock, KvTotals, PreemptMode, Preemption, PrefixInfo,
+    QueueInfo, QueuePolicy, RequestInfo, RowKind, SeqStep, Tier, VictimPolicy, WaitReason,
 };
 
 /// Clients and prefixes that a snapshot shows.
@@ -22,6 +22,9 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::Evict { block } => BlockDelta::Evict { block },
         BlockEvent::Free { block } => BlockDelta::Free { block },
         BlockEvent::Publish { block, hash } => BlockDelta::Publish { block, hash },
+        BlockEvent::SwapOut { block, host, request } => BlockDelta::SwapOut { block, host: host.0, request },
+        BlockEvent::SwapIn { host, block, request } => BlockDelta::SwapIn { host: host.0, block, request },
+        BlockEvent::HostFree { host } => BlockDelta::HostFree { host: host.0 },
         BlockEvent::Copy { from, to, request } => BlockDelta::Copy { from, to, request },
         BlockEvent::Pin { block } => BlockDelta::Pin { block },
         BlockEvent::Unpin { block } => BlockDelta::Unpin { block },
@@ -39,6 +42,7 @@ pub fn loss_of<'a>(kv: &KvCache, tables: impl Iterator<Item = &'a kv::BlockTable
             deltas.push(BlockDelta::Free { block: crate::ids::BlockId(id as u32) });
         }
     }
+    deltas.extend(kv.host_views().map(|view| BlockDelta::HostFree { host: view.host.0 }));
     deltas
 }
 
@@ -55,9 +59,27 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         pinned: counts.pinned,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
+        host_hit_tokens: counts.host_hit_tokens,
+        disk_hit_tokens: counts.disk_hit_tokens,
+        host_total: counts.host.total,
+        host_swapped: counts.host.swapped,
+        host_cached: counts.host.cached,
         partial_hit_tokens: counts.partial_hit_tokens,
         ..KvTotals::default()
     }
+}
+
+/// Taken places of host memory.
+pub fn host(kv: &KvCache) -> Vec<HostBlock> {
+    let block = |view: kv::HostView| HostBlock {
+        host: view.host.0,
+        request: match view.state {
+            kv::HostState::Held(owner) | kv::HostState::Writing(Some(owner)) => Some(owner),
+            kv::HostState::Free | kv::HostState::Cached | kv::HostState::Writing(None) => None,
+        },
+        hash: view.hash,
+    };
+    kv.host_views().map(block).collect()
 }
 
 pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
@@ -100,7 +122,10 @@ pub fn preemption(p: &scheduler::Preemption) -> Preemption {
         beneficiary: p.beneficiary,
         freed_blocks: p.freed_blocks,
         lost_tokens: p.lost_tokens,
-        mode: PreemptMode::Recompute,
+        mode: match p.mode {
+            scheduler::PreemptMode::Recompute => PreemptMode::Recompute,
+            scheduler::PreemptMode::Swap => PreemptMode::Swap,
+        },
         policy: match p.policy {
             scheduler::VictimPolicy::LastIn => VictimPolicy::LastIn,
             scheduler::VictimPolicy::LeastComputed => VictimPolicy::LeastComputed,

@@ -28,6 +28,7 @@ fn header(model: &LoadedModel, options: &EngineOptions, scheduler: &Scheduler) -
     Header {
         version: VERSION,
         kv: scheduler.kv().config(),
+        num_host_blocks: scheduler.kv().counts().host.total,
         scheduler: scheduler.config(),
         model: ModelIdentity {
             name: model.name.clone(),

@@ -446,7 +446,7 @@ fn reference_loader(model: &'static str) -> super::thread::Loader {
         let adapter = super::handle::AdapterSummary::default();
         let loaded = super::loader::loaded_model(&model, text, adapter, &*executor, &request.options, 512);
         let rebuild: super::loader::Rebuild = Box::new(move |_| Ok(Box::new(build(&path)?)));
-        Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild })
+        Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild, disk: None })
     })
 }
 

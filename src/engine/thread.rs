@@ -6,6 +6,7 @@
 
 use super::branches::Start;
 use super::core::{EngineCore, StepOutcome};
+use super::disk::Fetched;
 use super::handle::{Command, EngineStatus, Shared};
 use super::loader::{LoadFailure, Loaded, Progress};
 use super::mailbox::EventSink;
@@ -30,8 +31,17 @@ const MAX_RECOVERIES: u32 = 3;
 
 /// Asks for a load, or brings its result.
 pub(super) enum LoadCommand {
-    Start { load: u64, request: LoadRequest },
-    Done { load: u64, result: Box<Result<Loaded, LoadFailure>>, max_queue: u32 },
+    Start {
+        load: u64,
+        request: LoadRequest,
+    },
+    Done {
+        load: u64,
+        result: Box<Result<Loaded, LoadFailure>>,
+        max_queue: u32,
+    },
+    /// Blocks of the prefix cache were read from disk.
+    Fetched(Fetched),
 }
 
 impl std::fmt::Debug for LoadCommand {
@@ -39,6 +49,7 @@ impl std::fmt::Debug for LoadCommand {
         match self {
             LoadCommand::Start { load, .. } => write!(f, "Start({load})"),
             LoadCommand::Done { load, .. } => write!(f, "Done({load})"),
+            LoadCommand::Fetched(fetched) => write!(f, "Fetched({})", fetched.ticket),
         }
     }
 }
@@ -117,7 +128,11 @@ impl EngineThread {
                 }
             } else {
                 self.fall_idle();
-                return self.queue.recv().ok();
+                match self.queue.try_recv() {
+                    Ok(command) => return Some(command),
+                    Err(std::sync::mpsc::TryRecvError::Empty) if self.save_some() => {}
+                    Err(_) => return self.queue.recv().ok(),
+                }
             }
         }
     }
@@ -144,6 +159,11 @@ impl EngineThread {
             EngineCommand::Load(LoadCommand::Done { load, result, max_queue }) => {
                 self.finish_load(load, *result, max_queue);
             }
+            EngineCommand::Load(LoadCommand::Fetched(fetched)) => {
+                if let Some(core) = &mut self.core {
+                    core.fetched(fetched);
+                }
+            }
             EngineCommand::Unload => {
                 self.drop_model(&RunError::NoModel);
                 self.shared.set_status(EngineStatus::NoModel);
@@ -161,7 +181,7 @@ impl EngineThread {
 
     fn start_run(&mut self, id: RequestId, request: GenerateRequest, start: Start, events: EventSink) {
         match &mut self.core {
-            Some(core) => core.add(id, request, start, events),
+            Some(core) => core.submit(id, request, start, events),
             None => {
                 self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 events.push(EngineEvent::Failed { error: RunError::NoModel });
@@ -177,7 +197,7 @@ impl EngineThread {
                 // A snapshot shows it even when no step follows.
                 self.is_idle = false;
             }
-            (None, PrefixCommand::Pin { events, .. }) => {
+            (None, PrefixCommand::Pin { events, .. } | PrefixCommand::Keep { events, .. }) => {
                 self.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 events.push(EngineEvent::Failed { error: RunError::NoModel });
                 self.shared.wake();
@@ -196,6 +216,7 @@ impl EngineThread {
         self.shared.set_model(None, 0);
         if let Some(mut core) = self.core.take() {
             core.fail_all(error);
+            core.save_all();
             core.publish_snapshot();
         }
     }
@@ -232,7 +253,16 @@ impl EngineThread {
             return;
         }
         match result {
-            Ok(loaded) => {
+            Ok(mut loaded) => {
+                let commands = self.commands.clone();
+                let deliver = move |fetched| {
+                    // The engine is gone only at shutdown; nobody waits for the blocks then.
+                    let _ = commands.send(EngineCommand::Load(LoadCommand::Fetched(fetched)));
+                };
+                if let Some(Err(fault)) = loaded.disk.as_mut().map(|disk| disk.start(deliver)) {
+                    self.shared.set_status(LoadFailure::engine(fault.to_string()).into_status());
+                    return;
+                }
                 let model = loaded.model.clone();
                 self.core = Some(EngineCore::new(loaded, self.shared.clone(), self.started));
                 self.num_recoveries = 0;
@@ -280,6 +310,18 @@ impl EngineThread {
             Err(failure) => {
                 self.drop_model(&RunError::Engine(reason));
                 self.shared.set_status(failure.into_status());
+            }
+        }
+    }
+
+    /// Keeps some of what is cached. False when there is nothing left to keep.
+    fn save_some(&mut self) -> bool {
+        let Some(core) = &mut self.core else { return false };
+        match std::panic::catch_unwind(AssertUnwindSafe(|| core.save_some())) {
+            Ok(has_saved) => has_saved,
+            Err(panic) => {
+                self.recover(format!("saving the prefix cache failed: {}", panic_text(&*panic)));
+                false
             }
         }
     }

@@ -72,6 +72,8 @@ pub(super) struct Header {
     pub evicted_this_step: u32,
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
     pub partial_hit_tokens: u64,
     pub copied_blocks: u64,
     pub step: u64,
@@ -275,6 +277,11 @@ impl BlockPool {
 
     pub fn set_visibility(&mut self, id: BlockId, visibility: Visibility) {
         self.edit(id).visibility = visibility;
+    }
+
+    /// The block holds content up to `filled` slots: less than before, where the step that was to write it failed.
+    pub fn set_filled(&mut self, id: BlockId, filled: u32) {
+        self.edit(id).filled = filled;
     }
 
     /// This block holds `filled` slots that are valid: one holder wrote it, or it is a copy.

@@ -1,7 +1,7 @@
 //! The invariants of the cache, as pure checks. Numbers are those of the design's list of invariants.
 
 use super::block_pool::Visibility;
-use super::{BlockState, BlockTable, CacheKey, KvCache};
+use super::{BlockState, BlockTable, CacheKey, KvCache, SwappedTable};
 use crate::ids::{BlockId, TokenId};
 
 /// A live table and what its sequence knows of it.
@@ -13,17 +13,24 @@ pub struct HeldTable<'a> {
     /// Positions whose K and V are in the blocks.
     pub num_valid: u32,
     pub key: CacheKey,
+    /// What a preempted sequence left to come back to.
+    pub swapped: Option<&'a SwappedTable>,
 }
 
 impl KvCache {
     /// Every invariant over the pool, the prefix cache and all live tables; the text names the one that is broken.
     pub fn check_integrity<'a>(&self, tables: impl Iterator<Item = HeldTable<'a>>) -> Result<(), String> {
         let mut refs = vec![0u32; self.pool.len()];
+        let mut swapped = Vec::new();
         for copy in self.copies() {
             refs[copy.from.idx()] += 1;
         }
         for held in tables {
             self.check_table(&held, &mut refs)?;
+            swapped.extend(held.swapped);
+        }
+        if self.host.is_on() {
+            self.host.check(swapped.into_iter())?;
         }
         for pinned in self.pinned_tables() {
             self.check_table(&pinned, &mut refs)?;

@@ -28,18 +28,21 @@ mod host_pool;
 mod integrity;
 mod pins;
 mod prefix_cache;
+mod tiers;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
 pub use copy_on_write::BlockCopy;
-pub use host_pool::HostTransfer;
+pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
 pub use pins::{PinSpec, PrefixView};
-pub use prefix_cache::{CacheKey, PrefixChain};
+pub use prefix_cache::{CacheKey, ContentId, PrefixChain};
+pub use tiers::{CachedContent, HostView};
 
-use crate::ids::{BlockId, RequestId, TokenId};
+use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
 use block_pool::{BlockPool, Visibility};
 use copy_on_write::PendingCopy;
+use host_pool::HostPool;
 use pins::Pin;
 use prefix_cache::{PrefixCache, Published};
 
@@ -74,6 +77,12 @@ pub enum BlockEvent {
     /// Committed and now findable by prefix: full, or the tail of a request that ended. A held block that stops being findable (another took its hash, or its
     /// content is suspect) tells nothing: it will be told as `Free`, not `CacheIdle`, once nobody holds it.
     Publish { block: BlockId, hash: u64 },
+    /// Its content goes to host memory: that of a preempted request, or (`None`) that of a cached block.
+    SwapOut { block: BlockId, host: HostSlot, request: Option<RequestId> },
+    /// Content comes back from host memory into a block just handed out. The place stays taken until a `HostFree`.
+    SwapIn { host: HostSlot, block: BlockId, request: RequestId },
+    /// A place of host memory is given back.
+    HostFree { host: HostSlot },
     /// Copied into a fresh block (its `Alloc` precedes this, its `Fill` follows) because `request` may not write into
     /// `from`, which others see. `request` lets go of `from` when the step is over.
     Copy { from: BlockId, to: BlockId, request: RequestId },
@@ -103,6 +112,10 @@ pub struct KvCounts {
     /// Tokens looked up and found at admissions, since start.
     pub query_tokens: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in host memory, and there because they were read from disk.
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
+    pub host: HostCounts,
     /// Of the tokens found: in blocks that hold more, or other tokens after them.
     pub partial_hit_tokens: u64,
     /// Blocks copied because a sharer was about to write, since start.
@@ -132,6 +145,15 @@ pub struct PrefixHit {
     pub tokens: u32,
     /// How many of them are cached-idle: they stop being available once attached.
     pub num_idle: u32,
+    /// Blocks found after those in host memory: each takes a block of the pool.
+    pub num_host: u32,
+}
+
+impl PrefixHit {
+    /// Blocks found in all.
+    pub fn num_found(&self) -> u32 {
+        self.num_blocks + self.num_host
+    }
 }
 
 /// The pool has too few blocks; nothing was taken.
@@ -157,6 +179,12 @@ pub struct KvCache {
     pins: Vec<Pin>,
     lost_pins: Vec<PinSpec>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
+    host: HostPool,
+    host_hit: Vec<HostSlot>,     // scratch of `lookup`, used by `restore`
+    swap_out: Vec<HostTransfer>, // of the open step
+    swap_in: Vec<HostTransfer>,  // of the open step
+    /// Contents that left host memory since they were asked for last, where the caller wants to know.
+    spilled: Option<Vec<CachedContent>>,
     /// Of the open step.
     copies: Vec<PendingCopy>,
 }
@@ -181,6 +209,11 @@ impl KvCache {
             pins: Vec::new(),
             lost_pins: Vec::new(),
             hit: Vec::new(),
+            host: HostPool::default(),
+            host_hit: Vec::new(),
+            swap_out: Vec::new(),
+            swap_in: Vec::new(),
+            spilled: None,
             copies: Vec::new(),
         }
     }
@@ -210,19 +243,37 @@ impl KvCache {
 
     /// The chain of a new sequence: prefixes are shared only between equal keys.
     pub fn new_chain(&self, key: CacheKey) -> PrefixChain {
-        PrefixChain::new(key, self.config.block_size, self.hash_mask)
+        let chain = PrefixChain::new(key, self.config.block_size, self.hash_mask);
+        if self.host.is_on() { chain.with_ids() } else { chain }
     }
 
     /// Opens the transaction of a step. Steps ascend.
     pub fn begin(&mut self, step: u64) {
         self.pool.begin(step);
+        self.host.begin();
+        self.swap_out.clear();
+        self.swap_in.clear();
         self.events_before_step = self.events.len();
     }
 
     /// The step ran: what was reserved is active, and sources of copies are let go of.
     pub fn commit(&mut self) {
         self.pool.commit();
+        self.commit_host();
         self.end_copies();
+        self.count_hits();
+    }
+
+    /// The step failed on its way: what was reserved is active, what was to come from or go to host memory is not there.
+    pub fn abandon(&mut self) {
+        self.pool.commit();
+        let events = &mut self.events;
+        self.host.abandon(|host| events.push(BlockEvent::HostFree { host }));
+        self.end_copies();
+        self.count_hits();
+    }
+
+    fn count_hits(&mut self) {
         for (block, tokens) in self.hits.drain(..) {
             self.prefix.count_hit(block, tokens, self.pool.header.step);
         }
@@ -233,6 +284,7 @@ impl KvCache {
     pub fn undo(&mut self) {
         let prefix = &mut self.prefix;
         self.pool.undo(|block| prefix.restore(block));
+        self.host.undo();
         self.events.truncate(self.events_before_step);
         self.copies.clear();
         self.hits.clear();
@@ -253,7 +305,9 @@ impl KvCache {
         }
         let num_idle = self.num_idle_found();
         let num_blocks = self.hit.len() as u32 - u32::from(in_part > 0);
-        PrefixHit { num_blocks, tokens: num_blocks * self.config.block_size + in_part, num_idle }
+        self.lookup_host(chain, tokens, (num_blocks, max_tokens));
+        let num_host = self.host_hit.len() as u32;
+        PrefixHit { num_blocks, tokens: num_blocks * self.config.block_size + in_part, num_idle, num_host }
     }
 
     /// How many blocks a lookup would find: for ranking, without the memory of a hit.
@@ -273,7 +327,7 @@ impl KvCache {
     pub fn whole_blocks(&mut self, hit: PrefixHit) -> PrefixHit {
         self.hit.truncate(hit.num_blocks as usize);
         let num_idle = self.num_idle_found();
-        PrefixHit { num_blocks: hit.num_blocks, tokens: hit.num_blocks * self.config.block_size, num_idle }
+        PrefixHit { tokens: hit.num_blocks * self.config.block_size, num_idle, ..hit }
     }
 
     /// Gives the blocks of `hit`, the latest [`KvCache::lookup`], to an empty table; `query_tokens` would have had to be
@@ -427,6 +481,7 @@ impl KvCache {
 
     fn taint_block(&mut self, block: BlockId) {
         if self.pool.block(block).visibility == Visibility::Published {
+            self.forget_host(block);
             self.prefix.forget(block);
         }
         self.pool.set_visibility(block, Visibility::Tainted);
@@ -446,6 +501,9 @@ impl KvCache {
             pinned: header.num_pinned,
             query_tokens: header.query_tokens,
             hit_tokens: header.hit_tokens,
+            host_hit_tokens: header.host_hit_tokens,
+            disk_hit_tokens: header.disk_hit_tokens,
+            host: self.host.counts(),
             partial_hit_tokens: header.partial_hit_tokens,
             copied_blocks: header.copied_blocks,
         }
@@ -547,6 +605,7 @@ impl KvCache {
     fn take_block(&mut self, request: RequestId, logical: u32) -> BlockId {
         let (block, state) = self.pool.next_victim().expect("the caller counted the blocks it takes");
         if state == BlockState::CachedIdle {
+            self.demote(block);
             self.prefix.forget(block);
             self.events.push(BlockEvent::Evict { block });
         }

@@ -81,6 +81,20 @@ impl KvCache {
         Some(id)
     }
 
+    /// The tokens of the prefix of this id, from the first; `None` when some block before its last cannot be found.
+    pub fn prefix_tokens(&self, id: u64) -> Option<(Vec<TokenId>, CacheKey)> {
+        let last = self.prefix.block_of(id)?;
+        let mut chain = vec![last];
+        while let Some(parent) = self.prefix.parent_of(chain[chain.len() - 1]) {
+            chain.push(parent);
+        }
+        if chain.len() as u32 != self.prefix.stats_of(last).depth {
+            return None;
+        }
+        let tokens = chain.iter().rev().flat_map(|block| self.prefix.tokens_of(*block)).copied().collect();
+        Some((tokens, self.prefix.key_of(last)))
+    }
+
     /// Lets the pinned prefix of this id go; its blocks stay in the cache until they are evicted. False when there is none.
     pub fn unpin(&mut self, id: u64) -> bool {
         let Some(at) = self.pins.iter().position(|pin| pin.id == id) else { return false };
@@ -193,6 +207,7 @@ impl KvCache {
             tokens: &pin.spec.tokens,
             num_valid: pin.spec.tokens.len() as u32,
             key: pin.spec.key,
+            swapped: None,
         })
     }
 

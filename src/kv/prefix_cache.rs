@@ -6,13 +6,15 @@
 //! After the whole blocks, the block that goes on like the sequence for longest is found in part: a full one, or the
 //! tail that a request left behind, which is published with as many tokens as it has. Its tokens are compared as well.
 
+use super::host_pool::ContentKey;
 use crate::ids::{BlockId, TokenId};
 use rustc_hash::FxHashMap;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What else must be equal, besides the tokens, for two sequences to share a block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CacheKey {
     /// Chosen by the client: who does not know it shares nothing.
     pub salt: u64,
@@ -25,6 +27,26 @@ const ROOT: u64 = 0;
 /// Blocks that are compared for a hit in part, the latest first: a bound on the cost of a lookup.
 const MAX_COMPARED: usize = 32;
 
+/// What a full block holds, told apart from everything else that a block may ever hold: SHA-256 over the parent's
+/// identity and the tokens; the first block's parent is the hash of salt and adapter. The name under which content leaves the
+/// pool, where no publication numbers exist.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct ContentId(pub [u8; 32]);
+
+impl ContentId {
+    /// The parent of the blocks that hold first tokens under this key.
+    pub fn root(key: CacheKey) -> ContentId {
+        ContentId(Sha256::digest([key.salt.to_le_bytes(), key.adapter.to_le_bytes()].concat()).into())
+    }
+
+    /// The block of these tokens after `self`.
+    pub fn child(&self, tokens: &[TokenId]) -> ContentId {
+        let mut hash = Sha256::new_with_prefix(self.0);
+        tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        ContentId(hash.finalize().into())
+    }
+}
+
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
 #[derive(Clone, Debug)]
@@ -33,6 +55,8 @@ pub struct PrefixChain {
     hash_mask: u64,
     block_size: u32,
     links: Vec<Link>, // [number of full blocks named so far]
+    /// Identities of the same blocks, where content can leave the pool.
+    ids: Option<Vec<ContentId>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +68,21 @@ struct Link {
 
 impl PrefixChain {
     pub(super) fn new(key: CacheKey, block_size: u32, hash_mask: u64) -> Self {
-        PrefixChain { key, hash_mask, block_size, links: Vec::new() }
+        PrefixChain { key, hash_mask, block_size, links: Vec::new(), ids: None }
+    }
+
+    pub(super) fn with_ids(self) -> Self {
+        PrefixChain { ids: Some(Vec::new()), ..self }
+    }
+
+    /// Identity of block `i` and of its parent, where identities are kept.
+    pub(super) fn id(&self, i: usize) -> Option<(ContentId, ContentId)> {
+        let ids = self.ids.as_ref()?;
+        Some((*ids.get(i)?, if i == 0 { ContentId::root(self.key) } else { ids[i - 1] }))
+    }
+
+    pub(super) fn key(&self) -> CacheKey {
+        self.key
     }
 
     /// Names the blocks that `tokens` (all of the sequence's, from the first) fill.
@@ -54,6 +92,10 @@ impl PrefixChain {
             let i = self.links.len();
             let hash = hash_block(self.parent_hash(i), &tokens[i * size..(i + 1) * size], self.hash_mask);
             self.links.push(Link { hash, publication: ROOT });
+            if let Some(ids) = &mut self.ids {
+                let parent = ids.last().copied().unwrap_or_else(|| ContentId::root(self.key));
+                ids.push(parent.child(&tokens[i * size..(i + 1) * size]));
+            }
         }
     }
 
@@ -106,6 +148,8 @@ struct Publication {
     stats: PrefixStats,
     /// The block of the first tokens, and its number while it held them.
     root: (BlockId, u64),
+    /// Of the content and of its parent's, where identities are kept.
+    id: Option<(ContentId, ContentId)>,
 }
 
 /// What a published block was worth as the end of a hit.
@@ -282,8 +326,10 @@ impl PrefixCache {
         };
         let stats = PrefixStats { depth: i as u32 + 1, ..PrefixStats::default() };
         let (key, len) = (chain.key, tokens.len() as u32);
+        // A tail has no identity: it does not leave the pool.
+        let id = if tokens.len() == self.block_size { chain.id(i) } else { None };
         self.publications[block.idx()] =
-            Publication { number, parent_number, hash, parent_hash, key, len, stats, root };
+            Publication { number, parent_number, hash, parent_hash, key, len, stats, root, id };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + tokens.len()].copy_from_slice(tokens);
         self.children.insert(self.child_key(block), block);
@@ -359,6 +405,13 @@ impl PrefixCache {
 
     pub fn hash_of(&self, block: BlockId) -> u64 {
         self.publications[block.idx()].hash
+    }
+
+    /// What names the content of a published block outside the pool.
+    pub fn content_key_of(&self, block: BlockId) -> Option<ContentKey> {
+        let publication = &self.publications[block.idx()];
+        let (id, parent) = publication.id?;
+        Some(ContentKey { id, parent, key: publication.key, hash: publication.hash })
     }
 
     pub fn key_of(&self, block: BlockId) -> CacheKey {
@@ -440,6 +493,22 @@ mod tests {
         let mut hit = Vec::new();
         let len = cache.lookup(&chain, tokens, &mut hit);
         (len > 0).then(|| (hit[hit.len() - 1].0, len))
+    }
+
+    #[test]
+    fn identities_depend_on_salt_and_on_every_token_before() {
+        let ids = |salt, tokens: &[TokenId]| {
+            let key = CacheKey { salt, ..CacheKey::default() };
+            let mut chain = PrefixChain::new(key, 2, 0).with_ids();
+            chain.extend(tokens);
+            chain.ids.expect("kept")
+        };
+        let all = [ids(0, &[1, 2, 3, 4]), ids(1, &[1, 2, 3, 4]), ids(0, &[1, 9, 3, 4])];
+        let mut names: Vec<ContentId> = all.concat();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 6);
+        assert_eq!(ids(0, &[1, 2, 3, 4, 5])[..2], all[0][..]);
     }
 
     #[test]

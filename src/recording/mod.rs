@@ -58,6 +58,9 @@ pub struct TimedOp {
 pub struct Header {
     pub version: u32,
     pub kv: KvConfig,
+    /// Places for blocks in host memory.
+    #[serde(default)]
+    pub num_host_blocks: u32,
     pub scheduler: SchedulerConfig,
     pub model: ModelIdentity,
     pub adapter: AdapterIdentity,

@@ -44,7 +44,8 @@ pub fn replay(recording: &Recording, executor: Option<&mut dyn Executor>) -> Res
 
 /// A scheduler as the recorded one was at the start, with its journal on.
 pub fn new_scheduler(header: &Header) -> Scheduler {
-    let mut scheduler = Scheduler::new(header.scheduler, KvCache::new(header.kv));
+    let mut scheduler =
+        Scheduler::new(header.scheduler, KvCache::new(header.kv).with_host_pool(header.num_host_blocks, false));
     scheduler.set_journal(true);
     scheduler
 }
@@ -109,6 +110,11 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         Op::ResetPrefixes => drop(scheduler.reset_prefixes()),
         Op::Finish { request, reason } => drop(scheduler.finish(*request, reason.clone())),
         Op::Plan { inputs, .. } => *planned = Some(scheduler.plan_step(*inputs)),
+        Op::Save { step, contents } => {
+            *planned = Some(scheduler.plan_save(*step, u32::MAX, &|id| !contents.contains(id)));
+        }
+        Op::Adopt(content) => drop(scheduler.adopt(content)),
+        Op::DropAdopted(id) => scheduler.drop_adopted(id),
         Op::Commit { sampled, not_finite, advances, .. } => {
             drop(scheduler.commit_gangs(&take(), sampled, not_finite, advances));
         }
@@ -117,7 +123,8 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         Op::Blocks(_) => drop(scheduler.drain_block_events()),
         Op::Restart(kv) => {
             *planned = None;
-            scheduler.restart(KvCache::new(*kv));
+            let num_host_blocks = scheduler.kv().counts().host.total;
+            scheduler.restart(KvCache::new(*kv).with_host_pool(num_host_blocks, false));
         }
     }
 }

@@ -184,7 +184,10 @@ impl<'a> Run<'a> {
 
     /// `None` when the steps do not come to an end.
     fn finish(mut self) -> Option<Figures> {
-        let mut scheduler = Scheduler::new(self.settings.scheduler, KvCache::new(self.settings.kv));
+        let mut scheduler = Scheduler::new(
+            self.settings.scheduler,
+            KvCache::new(self.settings.kv).with_host_pool(self.recording.header.num_host_blocks, false),
+        );
         let tokens: usize = self.arrivals.iter().map(|a| a.new.prompt.len() + a.output.len() + 1).sum();
         let start = self.arrivals.last().map_or(0.0, |a| a.at_us);
         self.now_us = start;

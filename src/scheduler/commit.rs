@@ -53,7 +53,7 @@ impl Scheduler {
         assert_eq!(not_finite.len(), sampled.len(), "one flag per sampled token");
         self.kv.commit();
         self.undo.clear();
-        self.totals.preemptions += plan.preempted.len() as u64;
+        self.count_preemptions(plan);
         let gangs = self.gang_rows(plan);
         let mut committed = Committed { step: plan.step, rows: Vec::with_capacity(plan.rows.len()) };
         let mut num_logits = 0;
@@ -115,9 +115,9 @@ impl Scheduler {
         self.note(|_| Op::Abandon);
         self.close(plan);
         self.abandon_copies();
-        self.kv.commit();
-        self.undo.clear();
-        self.totals.preemptions += plan.preempted.len() as u64;
+        self.kv.abandon();
+        self.abandon_transfers();
+        self.count_preemptions(plan);
         self.end_deferred();
         self.verify();
     }
@@ -194,6 +194,7 @@ impl Scheduler {
         seq.num_valid = to;
         seq.computed_peak = seq.computed_peak.max(to);
         self.kv.fill(&seq.table, row.write_from, to);
+        let restored_from = seq.restored_from.take();
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
             if seq.gang.is_some() {
@@ -205,7 +206,10 @@ impl Scheduler {
         if seq.is_ending {
             return result;
         }
-        self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, row.from, to);
+        // What came back from host memory is published with what was computed.
+        let first_new = restored_from.map_or(row.from, |first| first * self.kv.block_size());
+        self.totals.restored_tokens += u64::from(row.from - first_new);
+        self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, first_new, to);
         seq.num_public = to;
         if let (Some((token, _)), None) = (sampled, seq.gang) {
             result.token = Some(token);
@@ -231,12 +235,13 @@ impl Scheduler {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.kv.rewind(&mut seq.table, mark);
             }
-            Undo::Admit { seq: idx, cached_tokens, cost, paid, mark } => {
+            Undo::Admit { seq: idx, cached_tokens, swapped, cost, paid, mark } => {
                 assert_eq!(self.running.pop(), Some(idx), "admissions are undone last to first");
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.free_slots.push(seq.slot.expect("an admitted sequence has a slot"));
                 seq.table = BlockTable::new(seq.id);
                 seq.cached_tokens = cached_tokens;
+                (seq.swapped, seq.restored_from) = (swapped, None);
                 seq.reset_progress();
                 seq.ticket.cost = cost;
                 self.waiting.discharge(seq.ticket.client, paid);
@@ -248,6 +253,7 @@ impl Scheduler {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.waiting.undo_put_back(&seq.ticket, mark);
                 seq.table = table;
+                seq.swapped = None;
                 seq.set_progress(progress);
                 seq.preemptions -= 1;
                 seq.ticket.is_resumed = seq.preemptions > 0;

@@ -65,7 +65,7 @@ impl Scheduler {
         if tokens <= hit.tokens {
             return (hit, None);
         }
-        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0 }, Some(idx))
+        (PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, num_idle: 0, num_host: 0 }, Some(idx))
     }
 
     /// Gives a sequence that joins the blocks that were found for it.
@@ -102,6 +102,8 @@ impl Scheduler {
         // Beams change their tokens behind the prompt from step to step.
         let lasting = if parent.gang.is_some() { parent.num_prompt } else { fork.keep_tokens };
         let tokens = fork.keep_tokens.min(lasting).min(parent.num_computed);
-        (parent.status == SeqStatus::Running && tokens > 0).then_some((idx, tokens))
+        // What comes back to it in this very step is not there for others yet.
+        let has_blocks = parent.status == SeqStatus::Running && parent.restored_from.is_none();
+        (has_blocks && tokens > 0).then_some((idx, tokens))
     }
 }

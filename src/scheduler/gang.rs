@@ -293,7 +293,7 @@ impl Scheduler {
     fn unfold(&mut self, id: RequestId, idx: SeqIdx) {
         let (neighbour, positions) = self.neighbour(&self.gangs[&id], idx);
         let other = self.seq(neighbour);
-        if other.status != SeqStatus::Running || other.num_valid < positions {
+        if other.status != SeqStatus::Running || other.num_valid < positions || other.restored_from.is_some() {
             return;
         }
         let mut table = std::mem::take(&mut self.seq_mut(idx).table);

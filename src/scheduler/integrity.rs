@@ -13,6 +13,7 @@ impl Scheduler {
             tokens: &seq.tokens,
             num_valid: seq.num_valid,
             key: seq.key,
+            swapped: seq.swapped.as_ref(),
         });
         self.kv.check_integrity(held)?;
         self.check_partition()?;
@@ -41,6 +42,9 @@ impl Scheduler {
         let is_too_small = |seq: &super::Sequence| self.is_gang_over_budget(seq, plan.budget);
         if plan.rows.is_empty() && plan.budget > 0 && self.has_work() && !self.running().any(is_too_small) {
             return Err(format!("invariant 14: step {} has work and budget, but no row", plan.step));
+        }
+        if plan.rows.is_empty() && !(plan.swap_out.is_empty() && plan.swap_in.is_empty()) {
+            return Err(format!("step {} moves content for nobody", plan.step));
         }
         if !plan.preempted.is_empty() && !plan.admitted.is_empty() {
             return Err(format!("step {} admits beside a preemption", plan.step));
@@ -180,6 +184,9 @@ impl Scheduler {
         if seq.status == SeqStatus::Waiting && !is_idle || seq.status == SeqStatus::Running && seq.slot.is_none() {
             return Err(format!("request {id} is {:?}, but its slot and blocks say otherwise", seq.status));
         }
+        if seq.swapped.is_some() && seq.status == SeqStatus::Running {
+            return Err(format!("request {id} runs, and has blocks in host memory to come back to"));
+        }
         if seq.preemptions > self.config.max_preemptions {
             let times = seq.preemptions;
             return Err(format!(
@@ -200,6 +207,8 @@ pub struct StateView {
     pub blocks: Vec<crate::kv::BlockView>,
     pub free_order: Vec<u32>,
     pub eviction_order: Vec<u32>,
+    /// Taken places of host memory.
+    pub host: Vec<crate::kv::HostView>,
     pub counts: crate::kv::KvCounts,
     pub totals: super::Totals,
     /// Counters by client.
@@ -223,6 +232,8 @@ pub struct SequenceView {
     pub slots: u32,
     pub blocks: Vec<u32>,
     pub preemptions: u32,
+    /// Positions that wait in host memory.
+    pub swapped: Option<u32>,
     pub cached_tokens: Option<u32>,
 }
 
@@ -240,6 +251,7 @@ impl Scheduler {
             slots: seq.table.slots(),
             blocks: seq.table.ids().iter().map(|id| id.0).collect(),
             preemptions: seq.preemptions,
+            swapped: seq.swapped.as_ref().map(|swapped| swapped.num_computed()),
             cached_tokens: seq.cached_tokens,
         };
         let gang = |(id, gang): (&crate::ids::RequestId, &super::Gang)| {
@@ -255,6 +267,7 @@ impl Scheduler {
             blocks: self.kv.blocks().collect(),
             free_order: self.kv.free_order().map(|id| id.0).collect(),
             eviction_order: self.kv.eviction_order().map(|id| id.0).collect(),
+            host: self.kv.host_views().collect(),
             counts: self.kv.counts(),
             totals: self.totals,
             gangs,

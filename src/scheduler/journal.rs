@@ -5,7 +5,7 @@
 
 use super::{GangAdvance, NewFork, NewPin, NewSequence, PlanInputs, RowResult, Scheduler, StepPlan};
 use crate::ids::{RequestId, TokenId};
-use crate::kv::{BlockEvent, KvConfig};
+use crate::kv::{BlockEvent, CachedContent, ContentId, KvConfig};
 use crate::protocol::FinishReason;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,15 @@ pub enum Op {
         inputs: PlanInputs,
         plan: StepPlan,
     },
+    /// A step that copies these contents to host memory and computes nothing.
+    Save {
+        step: u64,
+        contents: Vec<ContentId>,
+    },
+    /// Content came to host memory from outside.
+    Adopt(CachedContent),
+    /// Its bytes did not come.
+    DropAdopted(ContentId),
     /// The step ran. `rows` is what the scheduler made of it.
     Commit {
         sampled: Vec<TokenId>,

@@ -18,6 +18,7 @@ mod journal;
 mod plan;
 mod planner;
 mod policy;
+mod preemption;
 mod prefill;
 mod prefixes;
 mod queue;
@@ -33,9 +34,10 @@ pub use fork::{NewFork, QueuePlace};
 pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows, gang_bound};
 pub use integrity::{SequenceView, StateView};
 pub use journal::Op;
-pub use plan::{Admission, PlanRow, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
+pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
 pub use planner::PlanInputs;
 pub use policy::default_watermark;
+pub use preemption::{PreemptCosts, PreemptionMode};
 pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
@@ -66,7 +68,7 @@ pub struct SchedulerConfig {
     pub max_waiting: u32,
     /// Tokens of one prompt per step at most; at least 1.
     pub long_prefill_cap: u32,
-    /// Blocks kept free by admissions while anybody runs.
+    /// Blocks kept free by admissions for the growth of what runs, at most a few for each that runs.
     pub watermark_blocks: u32,
     /// A request preempted this often is not preempted again; 0 admits only what fits to its end.
     pub max_preemptions: u32,
@@ -75,6 +77,7 @@ pub struct SchedulerConfig {
     /// Steps of waiting that make up for one level of priority, or for the longest cached prefix; at least 1.
     pub aging_steps: u32,
     pub victim: VictimPolicy,
+    pub preemption: PreemptionMode,
     pub check: CheckLevel,
 }
 
@@ -107,6 +110,10 @@ pub struct Totals {
     pub computed_tokens: u64,
     /// Computed tokens that had been computed before.
     pub recomputed_tokens: u64,
+    /// Of the preemptions: those that saved their blocks to host memory.
+    pub swaps: u64,
+    /// Positions that came back from host memory instead of being computed.
+    pub restored_tokens: u64,
     /// Blocks copied because a sharer was about to write.
     pub copied_blocks: u64,
 }
@@ -309,6 +316,7 @@ impl Scheduler {
                 self.waiting.put_back(idx, &seq.ticket);
             }
             seq.reset_progress();
+            (seq.swapped, seq.restored_from) = (None, None);
             seq.table = BlockTable::new(id);
             seq.chain = self.kv.new_chain(seq.key);
             seq.chain.extend(&seq.tokens);
@@ -452,6 +460,9 @@ impl Scheduler {
         }
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
+        if let Some(swapped) = seq.swapped.take() {
+            self.kv.drop_swapped(swapped);
+        }
         if outcome.is_ok() && seq.pin.is_none() {
             self.kv.publish_tail(&seq.table, &mut seq.chain, &seq.tokens[..seq.num_public as usize]);
         }

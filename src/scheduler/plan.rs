@@ -45,8 +45,10 @@ pub struct Admission {
     pub request: RequestId,
     /// Known tokens: the prompt, and after a preemption the output so far.
     pub num_tokens: u32,
-    /// How many of them the prefix cache had.
+    /// How many of them need not be computed.
     pub cached_tokens: u32,
+    /// Of those, how many come back from host memory.
+    pub restored_tokens: u32,
     /// It ran before and was preempted.
     pub is_resumed: bool,
 }
@@ -64,6 +66,17 @@ pub enum VictimPolicy {
     Priority,
 }
 
+/// How a preempted request gets its K and V back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PreemptMode {
+    /// From its tokens.
+    #[default]
+    Recompute,
+    /// From host memory, bit for bit.
+    Swap,
+}
+
 /// A request that is put back in the queue to make room.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Preemption {
@@ -74,6 +87,7 @@ pub struct Preemption {
     pub freed_blocks: u32,
     /// Computed positions given up (some may be found again by prefix).
     pub lost_tokens: u32,
+    pub mode: PreemptMode,
     pub policy: VictimPolicy,
     /// What the policy ranked the candidates by, in batch order: the last of the highest is the victim. Protected requests
     /// are no candidates.
@@ -126,7 +140,7 @@ pub struct StepPlan {
 impl StepPlan {
     /// True when there is nothing to launch; it must still be committed.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.rows.is_empty() && self.swap_out.is_empty()
     }
 
     pub fn num_tokens(&self) -> u32 {

@@ -1,6 +1,8 @@
 //! Planning a step: serve those who run, then admit.
 
+use super::plan::PreemptMode;
 use super::policy::{self, Room};
+use super::preemption::PreemptCosts;
 use super::prefill::Shares;
 use super::queue::{QueueMark, QueuePolicy};
 use super::sequence::Progress;
@@ -9,7 +11,7 @@ use super::{
     WaitReason,
 };
 use crate::ids::{RequestId, SeqSlot};
-use crate::kv::{BlockTable, PrefixHit, SuspendedTable, TableMark};
+use crate::kv::{BlockTable, PrefixHit, SuspendedTable, SwappedTable, TableMark};
 
 /// What a step depends on besides the scheduler's own state. Whoever records it can plan the same step again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -21,18 +23,50 @@ pub struct PlanInputs {
     /// While some row needs just one token: tokens that all other rows may compute together. Keeps a long prompt from
     /// delaying those who decode.
     pub max_prefill_tokens: u32,
+    /// What decides between recomputing and swapping.
+    pub costs: PreemptCosts,
 }
 
 /// How to take back one change of the scheduler's state; applied last to first.
 #[derive(Debug)]
 pub(super) enum Undo {
-    Grow { seq: SeqIdx, mark: TableMark },
-    Admit { seq: SeqIdx, cached_tokens: Option<u32>, cost: u32, paid: u32, mark: QueueMark },
-    Preempt { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable, mark: QueueMark },
-    Unfold { seq: SeqIdx },
-    Fold { seq: SeqIdx, at: usize, slot: SeqSlot, progress: Progress, table: SuspendedTable },
-    TakeSpareSlots { gang: RequestId },
-    GiveSpareSlots { gang: RequestId, slots: Vec<SeqSlot> },
+    Grow {
+        seq: SeqIdx,
+        mark: TableMark,
+    },
+    Admit {
+        seq: SeqIdx,
+        cached_tokens: Option<u32>,
+        swapped: Option<SwappedTable>,
+        cost: u32,
+        paid: u32,
+        mark: QueueMark,
+    },
+    Preempt {
+        seq: SeqIdx,
+        at: usize,
+        slot: SeqSlot,
+        progress: Progress,
+        table: SuspendedTable,
+        mark: QueueMark,
+    },
+    Unfold {
+        seq: SeqIdx,
+    },
+    Fold {
+        seq: SeqIdx,
+        at: usize,
+        slot: SeqSlot,
+        progress: Progress,
+        table: SuspendedTable,
+    },
+    TakeSpareSlots {
+        gang: RequestId,
+    },
+    GiveSpareSlots {
+        gang: RequestId,
+        slots: Vec<SeqSlot>,
+    },
 }
 
 /// A plan being made.
@@ -41,6 +75,7 @@ pub(super) struct Draft {
     pub(super) budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
+    costs: PreemptCosts,
     /// How the running prompts share what is left for them.
     shares: Shares,
     /// Blocks kept for protected sequences.
@@ -69,6 +104,7 @@ impl Scheduler {
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
+            costs: inputs.costs,
             shares: Shares::ALL,
             claimed: self.total_claimed(),
         };
@@ -89,6 +125,8 @@ impl Scheduler {
             budget,
             "invariant 16: the budget of an unscheduled row is given back"
         );
+        let (swap_out, swap_in) = self.kv.transfers();
+        (draft.plan.swap_out, draft.plan.swap_in) = (swap_out.to_vec(), swap_in.to_vec());
         self.verify_plan(&draft.plan);
         self.note(|_| Op::Plan { inputs, plan: draft.plan.clone() });
         draft.plan
@@ -161,7 +199,8 @@ impl Scheduler {
             draft.prefill_used += num_tokens;
         }
         let cached = joined.map_or(0, |joined| joined.cached_tokens);
-        let is_again = seq.num_computed < seq.computed_peak || joined.is_some_and(|joined| joined.is_resumed);
+        let is_read_again = |joined: Admission| joined.is_resumed && joined.restored_tokens == 0;
+        let is_again = seq.num_computed < seq.computed_peak || joined.is_some_and(is_read_again);
         let kind = match (is_again, seq.num_computed >= seq.num_prompt) {
             (true, _) => RowKind::Recompute { cached },
             (false, true) => RowKind::Decode,
@@ -207,6 +246,7 @@ impl Scheduler {
         self.drop_row(victim, draft);
         let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
         self.running.remove(at);
+        let mode = self.preempt_mode(victim, draft.costs);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
         let mark = self.waiting.mark();
@@ -220,14 +260,23 @@ impl Scheduler {
         seq.preemptions += 1;
         seq.ticket.is_resumed = true;
         self.waiting.put_back(victim, &seq.ticket);
-        let table = self.kv.suspend(table);
+        let table = match mode {
+            PreemptMode::Recompute => self.kv.suspend(table),
+            PreemptMode::Swap => {
+                let num_computed = progress.num_computed;
+                let (table, swapped) = self.kv.suspend_to_host(table, &seq.chain, &seq.tokens, num_computed);
+                seq.swapped = Some(swapped);
+                table
+            }
+        };
         self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table, mark });
         self.free_slots.push(slot);
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
-            lost_tokens: progress.num_computed,
+            lost_tokens: if mode == PreemptMode::Swap { 0 } else { progress.num_computed },
+            mode,
             policy: self.config.victim,
             scores,
         });
@@ -250,8 +299,15 @@ impl Scheduler {
             let query_tokens = seq.num_tokens() - 1;
             let most = if is_held { query_tokens - 1 } else { seq.num_tokens() };
             let hit = self.kv.lookup(&seq.chain, &seq.tokens, most);
-            let (mut hit, parent) = self.found(seq, hit);
-            if let Some(leader) = self.computes_now(seq, hit, query_tokens, draft) {
+            let restorable = self.kv.restorable(hit, seq.swapped.as_ref());
+            let is_restored = restorable > hit.tokens;
+            let (mut hit, parent) = match is_restored {
+                true => (self.kv.whole_blocks(hit), None),
+                false => self.found(seq, hit),
+            };
+            let cached_tokens = if is_restored { restorable } else { hit.tokens };
+            let ahead = PrefixHit { num_blocks: cached_tokens / self.kv.block_size(), tokens: cached_tokens, ..hit };
+            if let Some(leader) = self.computes_now(seq, ahead, query_tokens, draft) {
                 return Some(WaitReason::Prefix { leader });
             }
             let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
@@ -263,7 +319,9 @@ impl Scheduler {
                 hit = self.kv.whole_blocks(hit);
                 may_join = policy::may_join(blocks, hit, &room);
             }
-            let num_tokens = self.chunk(seq.num_tokens() - u32::from(is_held) - hit.tokens.min(query_tokens), draft);
+            let cached_tokens = if is_restored { restorable } else { hit.tokens };
+            let wanted = seq.num_tokens() - u32::from(is_held) - cached_tokens.min(query_tokens);
+            let num_tokens = self.chunk(wanted, draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
@@ -271,7 +329,7 @@ impl Scheduler {
                 return Some(reason);
             }
             self.attach(idx, hit, parent);
-            self.join(idx, slot, num_tokens, draft);
+            self.join(idx, slot, num_tokens, is_restored, draft);
             promised += self.promised(idx);
         }
         None
@@ -296,21 +354,34 @@ impl Scheduler {
     }
 
     /// Moves a waiting sequence into the batch with the blocks that it was given.
-    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, num_tokens: u32, draft: &mut Draft) {
+    fn join(&mut self, idx: SeqIdx, slot: SeqSlot, num_tokens: u32, is_restored: bool, draft: &mut Draft) {
         self.free_slots.pop();
         let seq = self.seqs[idx as usize].as_mut().expect("waiting sequences are live");
         let mark = self.waiting.take(&seq.ticket);
+        let found_tokens = seq.num_valid;
+        let swapped = seq.swapped.take();
+        let kept = swapped.clone();
+        if is_restored {
+            let (first, valid) = self.kv.restore(&mut seq.table, swapped);
+            seq.restored_from = Some(first);
+            seq.num_valid = valid;
+            seq.num_computed = valid.min(seq.num_tokens() - 1);
+        } else if let Some(swapped) = swapped {
+            self.kv.drop_swapped(swapped);
+        }
+        let restored_tokens = seq.num_valid - found_tokens;
         let cached_tokens = seq.num_computed;
         // Paid once, for what is computed of the prompt.
         let cost = std::mem::take(&mut seq.ticket.cost);
         let paid = cost.saturating_sub(cached_tokens);
         self.waiting.charge(seq.ticket.client, paid);
-        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, cost, paid, mark });
+        self.undo.push(Undo::Admit { seq: idx, cached_tokens: seq.cached_tokens, swapped: kept, cost, paid, mark });
         let is_resumed = seq.cached_tokens.is_some();
         seq.cached_tokens.get_or_insert(cached_tokens);
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
-        let joined = Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, is_resumed };
+        let joined =
+            Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, restored_tokens, is_resumed };
         self.running.push(idx);
         self.take_spare_slots(idx);
         draft.claimed += self.claimed(idx);

@@ -75,6 +75,18 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Pins a prefix that the cache has, or names a pinned one anew: as [`Scheduler::add_pin`] does with its tokens.
+    pub fn keep_prefix(
+        &mut self,
+        id: RequestId,
+        prefix: u64,
+        name: Option<String>,
+        client: u64,
+    ) -> Result<(), RunError> {
+        let (tokens, key) = self.kv.prefix_tokens(prefix).ok_or(RunError::PrefixLost)?;
+        self.add_pin(NewPin { id, name, tokens, cache_salt: key.salt, adapter: key.adapter, client })
+    }
+
     /// Lets the pinned prefix of this id go. False when there is none.
     pub fn unpin(&mut self, id: u64) -> bool {
         assert!(self.in_flight.is_none(), "prefixes are handled between steps");

@@ -3,7 +3,7 @@
 use super::prefixes::Pinning;
 use super::queue::Ticket;
 use crate::ids::{RequestId, SeqSlot, TokenId};
-use crate::kv::{BlockTable, CacheKey, PrefixChain};
+use crate::kv::{BlockTable, CacheKey, PrefixChain, SwappedTable};
 use crate::protocol::{FinishReason, SamplingParams, StopRules, Usage};
 use rustc_hash::FxHashMap;
 
@@ -95,6 +95,10 @@ pub struct Sequence {
     pub(super) table: BlockTable,
     pub(super) chain: PrefixChain,
     pub(super) preemptions: u32,
+    /// What a preemption left in host memory to come back to.
+    pub(super) swapped: Option<SwappedTable>,
+    /// The first block that the step in flight brings back from host memory.
+    pub(super) restored_from: Option<u32>,
     /// Prompt tokens found at the first admission; `None` before it.
     pub(super) cached_tokens: Option<u32>,
     /// Set when the sequence is to end as soon as the step in flight is over.
@@ -145,6 +149,8 @@ impl Sequence {
             table: BlockTable::new(new.id),
             chain,
             preemptions: 0,
+            swapped: None,
+            restored_from: None,
             cached_tokens: None,
             is_ending: false,
             fork_of: None,
@@ -221,6 +227,11 @@ impl Sequence {
         self.preemptions
     }
 
+    /// What it left in host memory when it was preempted.
+    pub fn swapped(&self) -> Option<&SwappedTable> {
+        self.swapped.as_ref()
+    }
+
     /// Prompt tokens found in the prefix cache at the first admission; `None` before it.
     pub fn cached_tokens(&self) -> Option<u32> {
         self.cached_tokens
@@ -292,6 +303,7 @@ impl Sequence {
             status: SeqStatus::Waiting,
             slot: None,
             pin: None,
+            swapped: None,
             fork_of: None,
             ..*self
         }

@@ -10,7 +10,8 @@ use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{SamplingParams, StopRules};
 use crate::scheduler::{
-    CheckLevel, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
+    CheckLevel, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, Scheduler, SchedulerConfig,
+    StepPlan, VictimPolicy,
 };
 use std::time::Duration;
 
@@ -110,6 +111,7 @@ impl Load {
             queue_policy: QueuePolicy::Fair,
             aging_steps: 256,
             victim: VictimPolicy::LastIn,
+            preemption: PreemptionMode::Recompute,
             check: CheckLevel::Cheap,
         };
         let kv = KvConfig { num_blocks, block_size: BLOCK_SIZE, enable_prefix_cache: true };
@@ -159,6 +161,7 @@ impl Load {
             step: self.step,
             max_tokens: MAX_TOKENS_PER_STEP,
             max_prefill_tokens: MAX_TOKENS_PER_STEP / 2,
+            costs: PreemptCosts::default(),
         })
     }
 

@@ -11,6 +11,7 @@
 //! ```
 
 mod beams;
+mod disk;
 mod forks;
 mod load;
 mod mirror;
@@ -62,6 +63,15 @@ pub struct WorldStats {
     pub gang_preemptions: u64,
     pub gang_waits: u64,
     pub beam_blocks_saved: u64,
+    /// Preemptions that saved blocks to host memory, and positions that came back from there.
+    pub swaps: u64,
+    pub restored_tokens: u64,
+    /// Cached blocks that went to host memory.
+    pub demoted: u64,
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
+    /// Failed steps that were moving content.
+    pub failed_transfers: u64,
     /// Branches and choices that started from a request that was live.
     pub forks: u64,
     pub forks_in_flight: u64,
@@ -149,6 +159,12 @@ impl AddAssign for WorldStats {
             gang_preemptions,
             gang_waits,
             beam_blocks_saved,
+            swaps,
+            restored_tokens,
+            demoted,
+            host_hit_tokens,
+            disk_hit_tokens,
+            failed_transfers,
             forks,
             forks_in_flight,
             forks_of_waiting,
@@ -190,6 +206,12 @@ impl AddAssign for WorldStats {
         self.gang_preemptions += gang_preemptions;
         self.gang_waits += gang_waits;
         self.beam_blocks_saved += beam_blocks_saved;
+        self.swaps += swaps;
+        self.restored_tokens += restored_tokens;
+        self.demoted += demoted;
+        self.host_hit_tokens += host_hit_tokens;
+        self.disk_hit_tokens += disk_hit_tokens;
+        self.failed_transfers += failed_transfers;
         self.forks += forks;
         self.forks_in_flight += forks_in_flight;
         self.forks_of_waiting += forks_of_waiting;

@@ -2,6 +2,7 @@
 
 use super::WorldStats;
 use super::beams::Search;
+use super::disk::Disk;
 use super::mirror::Mirror;
 use super::oracle::{self, Expected};
 use super::prefixes::Prefixes;
@@ -13,7 +14,7 @@ use crate::executor::{ExecError, Executor};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvCache;
 use crate::protocol::{FinishReason, RunError};
-use crate::scheduler::{Ended, NewSequence, PlanInputs, Scheduler, StepPlan, WaitReason};
+use crate::scheduler::{Ended, NewSequence, PlanInputs, PreemptCosts, Scheduler, StepPlan, WaitReason};
 use std::time::Duration;
 
 /// No world needs as many steps.
@@ -75,6 +76,7 @@ pub(super) struct Run {
     mirror: Mirror,
     /// Client i submitted request i + 1.
     pub clients: Vec<Client>,
+    disk: Disk,
     /// Of the world's requests.
     num_arrived: usize,
     pub num_forks: u32,
@@ -94,14 +96,16 @@ impl Run {
             reply: Reply::Tokens,
             step_delay: Duration::ZERO,
             kv_bytes_per_block: 0,
-        });
-        let kv = KvCache::with_hash_mask(world.kv, world.hash_mask);
+        })
+        .with_host_blocks(world.num_host_blocks);
+        let kv = new_cache(&world);
         Run {
             scheduler: Scheduler::new(world.scheduler, kv),
             mirror: Mirror::new(world.kv.num_blocks),
             executor,
             batch: StepBatch::default(),
             clients: Vec::new(),
+            disk: Disk::default(),
             num_arrived: 0,
             num_forks: 0,
             prefixes: Prefixes::default(),
@@ -119,8 +123,9 @@ impl Run {
 
     fn step(&mut self) -> Result<(), String> {
         self.step += 1;
+        self.save_sometimes()?;
         self.prefixes.step(self.step, &self.world, &mut self.scheduler, &mut self.rng, &mut self.stats);
-        self.arrivals()?;
+        self.arrivals(false)?;
         self.random_fork(false)?;
         self.random_abort();
         self.read_ends()?;
@@ -129,6 +134,7 @@ impl Run {
         let inputs = self.draw_inputs();
         let plan = self.scheduler.plan_step(inputs);
         self.note_plan(&plan);
+        self.disk.keep(self.scheduler.take_spilled(), &self.executor);
         if plan.is_empty() {
             self.scheduler.commit(&plan, &[], &[]);
             return self.after_step();
@@ -152,7 +158,7 @@ impl Run {
             }
         };
         // Clients come, go and finish while the step is in flight.
-        self.arrivals()?;
+        self.arrivals(true)?;
         self.random_fork(true)?;
         self.random_abort();
         self.stop_strings(true);
@@ -172,6 +178,7 @@ impl Run {
             Err(ExecError::Rejected(text)) if !text.starts_with("injected") => return Err(text),
             Err(_) => {
                 self.stats.abandoned_steps += 1;
+                self.stats.failed_transfers += (plan.swap_out.len() + plan.swap_in.len()) as u64;
                 self.stats.failed_copies += u64::from(!plan.copies.is_empty());
                 self.scheduler.abandon(&plan);
             }
@@ -180,7 +187,7 @@ impl Run {
         self.check_searches(&plan)
     }
 
-    fn arrivals(&mut self) -> Result<(), String> {
+    fn arrivals(&mut self, in_flight: bool) -> Result<(), String> {
         while let Some(request) = self.world.requests.get(self.num_arrived) {
             if request.arrives_at > self.step {
                 break;
@@ -190,6 +197,12 @@ impl Run {
             if let Some(params) = request.beams.clone() {
                 self.submit_search(new, params)?;
                 continue;
+            }
+            if !in_flight {
+                let slots = self.disk.bring(&mut self.scheduler, &mut self.executor, &new)?;
+                let events = self.scheduler.drain_block_events();
+                events.for_each(|event| self.mirror.apply(event));
+                slots.into_iter().for_each(|host| self.mirror.adopt(host));
             }
             self.submit(new, stop_string, Scheduler::add)?;
             if let Some(client) = self.clients.last_mut() {
@@ -285,16 +298,24 @@ impl Run {
 
     fn draw_inputs(&mut self) -> PlanInputs {
         let full = self.world.scheduler.max_tokens_per_step;
+        let costs = match self.world.num_host_blocks {
+            0 => PreemptCosts::default(),
+            _ => PreemptCosts {
+                recompute_token_ns: self.rng.range(0, 100).into(),
+                swap_block_ns: self.rng.range(0, 400).into(),
+            },
+        };
         if !self.world.varies_budget {
-            return PlanInputs { step: self.step, max_tokens: full, max_prefill_tokens: full };
+            return PlanInputs { step: self.step, max_tokens: full, max_prefill_tokens: full, costs };
         }
         let max_tokens = self.rng.range(1, full + 2);
-        PlanInputs { step: self.step, max_tokens, max_prefill_tokens: self.rng.range(0, max_tokens) }
+        PlanInputs { step: self.step, max_tokens, max_prefill_tokens: self.rng.range(0, max_tokens), costs }
     }
 
     fn note_plan(&mut self, plan: &StepPlan) {
         self.stats.steps += 1;
         self.stats.preemptions += plan.preempted.len() as u64;
+        self.stats.demoted += (plan.swap_out.len() as u64).saturating_sub(plan.preempted.len() as u64);
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
         self.stats.logits_only += plan.rows.iter().filter(|row| row.write_from == row.to()).count() as u64;
         self.stats.mixed_steps += u64::from(num_one > 0 && num_one < plan.rows.len());
@@ -310,10 +331,45 @@ impl Run {
         self.stats.protected += plan.admitted.iter().filter(is_protected).count() as u64;
     }
 
+    /// Copies what is cached to disk, as an idle engine does; some of these steps fail.
+    fn save_sometimes(&mut self) -> Result<(), String> {
+        if !self.world.has_disk || self.world.num_host_blocks == 0 || !self.rng.percent(5) {
+            return Ok(());
+        }
+        let fault = self.draw_fault().filter(|fault| !matches!(fault, Fault::NotFinite(_)));
+        let before = matches!(fault, Some(Fault::Launch(_))).then(|| self.scheduler.state());
+        let disk = &self.disk;
+        let plan = self.scheduler.plan_save(self.step, 4, &|id| disk.has(id));
+        self.disk.keep(self.scheduler.take_spilled(), &self.executor);
+        self.step += 1;
+        if plan.is_empty() {
+            self.scheduler.commit(&plan, &[], &[]);
+            return self.after_step();
+        }
+        self.batch.build(&plan, &self.scheduler);
+        fault.into_iter().for_each(|fault| self.executor.inject(fault));
+        match self.executor.launch(&self.batch).map(|handle| self.executor.wait(handle)) {
+            Ok(Ok(_)) => drop(self.scheduler.commit(&plan, &[], &[])),
+            Ok(Err(ExecError::DeviceLost(_))) => self.restart(),
+            Ok(Err(_)) => {
+                self.stats.failed_transfers += plan.swap_out.len() as u64;
+                self.scheduler.abandon(&plan);
+            }
+            Err(_) => {
+                self.scheduler.release(&plan);
+                if before.is_some_and(|before| before != self.scheduler.state()) {
+                    return Err("a copy that never ran left a trace".into());
+                }
+            }
+        }
+        self.disk.keep(self.scheduler.kv().host_contents().collect(), &self.executor);
+        self.after_step()
+    }
+
     fn restart(&mut self) {
         self.stats.restarts += 1;
         self.collect_totals();
-        self.scheduler.restart(KvCache::with_hash_mask(self.world.kv, self.world.hash_mask));
+        self.scheduler.restart(new_cache(&self.world));
         self.mirror = Mirror::new(self.world.kv.num_blocks);
     }
 
@@ -355,6 +411,8 @@ impl Run {
     fn collect_totals(&mut self) {
         let counts = self.scheduler.kv().counts();
         self.stats.hit_tokens += counts.hit_tokens;
+        self.stats.host_hit_tokens += counts.host_hit_tokens;
+        self.stats.disk_hit_tokens += counts.disk_hit_tokens;
         self.stats.partial_hit_tokens += counts.partial_hit_tokens;
         self.stats.copied_blocks += counts.copied_blocks;
     }
@@ -363,10 +421,15 @@ impl Run {
     fn check_end(&mut self) -> Result<(), String> {
         self.prefixes.check_end(&mut self.scheduler, &mut self.stats)?;
         self.collect_totals();
-        self.stats.recomputed_tokens = self.scheduler.totals().recomputed_tokens;
+        let totals = self.scheduler.totals();
+        self.stats.recomputed_tokens = totals.recomputed_tokens;
+        (self.stats.swaps, self.stats.restored_tokens) = (totals.swaps, totals.restored_tokens);
         let counts = self.scheduler.kv().counts();
         if counts.free + counts.cached_idle != counts.total {
             return Err(format!("invariant 18: all requests ended, but blocks are held: {counts:?}"));
+        }
+        if counts.host.swapped != 0 || counts.host.free + counts.host.cached != counts.host.total {
+            return Err(format!("all requests ended, but places of host memory are held: {counts:?}"));
         }
         if let Some(i) = self.clients.iter().position(|client| client.end.is_none()) {
             return Err(format!("request {} was never told of its end", i + 1));
@@ -376,6 +439,10 @@ impl Run {
         }
         Ok(())
     }
+}
+
+fn new_cache(world: &World) -> KvCache {
+    KvCache::with_hash_mask(world.kv, world.hash_mask).with_host_pool(world.num_host_blocks, world.has_disk)
 }
 
 /// The end fits to what was sent and to what befell the request.

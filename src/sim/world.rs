@@ -4,7 +4,7 @@ use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
 use crate::protocol::{BeamParams, EarlyStopping, SamplingParams, StopRules};
-use crate::scheduler::{CheckLevel, NewPin, NewSequence, QueuePolicy, SchedulerConfig, VictimPolicy};
+use crate::scheduler::{CheckLevel, NewPin, NewSequence, PreemptionMode, QueuePolicy, SchedulerConfig, VictimPolicy};
 
 const POLICIES: [QueuePolicy; 4] =
     [QueuePolicy::Fcfs, QueuePolicy::Priority, QueuePolicy::LongestPrefix, QueuePolicy::Fair];
@@ -15,6 +15,10 @@ pub(super) struct World {
     pub hash_mask: u64,
     pub scheduler: SchedulerConfig,
     pub vocab_size: u32,
+    /// Places for blocks in host memory.
+    pub num_host_blocks: u32,
+    /// What leaves host memory is kept, and outlives a lost device.
+    pub has_disk: bool,
     /// In order of arrival.
     pub requests: Vec<Request>,
     /// Prefixes to be pinned, in order of arrival.
@@ -74,6 +78,11 @@ impl World {
             aging_steps: if rng.percent(50) { 256 } else { rng.range(1, 20) },
             victim: [VictimPolicy::LastIn, VictimPolicy::LeastComputed, VictimPolicy::Priority]
                 [rng.range(0, 2) as usize],
+            preemption: match rng.range(0, 3) {
+                0 => PreemptionMode::Swap,
+                1 => PreemptionMode::Recompute,
+                _ => PreemptionMode::Auto,
+            },
             check: CheckLevel::Full,
         };
         let mut world = World {
@@ -82,6 +91,8 @@ impl World {
             hash_mask: if rng.percent(25) { (1 << rng.range(0, 4)) - 1 } else { u64::MAX },
             scheduler,
             vocab_size: rng.range(6, 60),
+            num_host_blocks: if rng.percent(40) { 0 } else { rng.range(1, 16) },
+            has_disk: rng.percent(50),
             requests: Vec::new(),
             pins: Vec::new(),
             fault_percent: if rng.percent(50) { 0 } else { rng.range(1, 12) },

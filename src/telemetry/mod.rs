@@ -281,6 +281,12 @@ pub struct StepRecord {
     pub budget: u32,
     /// Tokens that rows which compute several may have together beside decoding ones.
     pub max_prefill_tokens: u32,
+    /// What the choice between recomputing and swapping was made from: computing a token again, and copying a block to
+    /// host memory and back.
+    #[serde(default)]
+    pub recompute_token_ns: u64,
+    #[serde(default)]
+    pub swap_block_ns: u64,
     pub rows: Vec<SeqStep>,
     pub admitted: Vec<RequestId>,
     pub preempted: Vec<Preemption>,

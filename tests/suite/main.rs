@@ -17,5 +17,6 @@ mod sampling;
 mod shaders;
 mod sim;
 mod support;
+mod swap;
 mod tidy;
 mod tokenizers;

@@ -1,6 +1,6 @@
 //! The queue's promises on the real scheduler: shares, aging, long prompts, costs, pins.
 
-use crate::sim::{Engine, alone, limits, prompt};
+use crate::sim::{COSTS, Engine, alone, limits, prompt};
 use kvasir::ids::RequestId;
 use kvasir::protocol::{FinishReason, RunError, StopRules};
 use kvasir::scheduler::{
@@ -148,7 +148,7 @@ fn a_long_prompt_leaves_those_who_decode_their_token_in_every_step() {
     let mut num_mixed = 0;
     while engine.scheduler.get(RequestId(1)).is_some() {
         engine.step += 1;
-        let inputs = PlanInputs { step: engine.step, max_tokens: 24, max_prefill_tokens: 10 };
+        let inputs = PlanInputs { step: engine.step, max_tokens: 24, max_prefill_tokens: 10, costs: COSTS };
         let plan = engine.scheduler.plan_step(inputs);
         engine.batch.build(&plan, &engine.scheduler);
         let row = plan.rows.iter().find(|row| row.request == RequestId(1)).expect("it gets its token");
@@ -193,7 +193,12 @@ fn a_short_prompt_gets_its_token_soon_behind_a_long_one() {
         while !engine.output.contains_key(&2) {
             engine.step += 1;
             let max_prefill_tokens = if decoding { 16 } else { 64 };
-            let plan = engine.scheduler.plan_step(PlanInputs { step: engine.step, max_tokens: 64, max_prefill_tokens });
+            let plan = engine.scheduler.plan_step(PlanInputs {
+                step: engine.step,
+                max_tokens: 64,
+                max_prefill_tokens,
+                costs: COSTS,
+            });
             engine.batch.build(&plan, &engine.scheduler);
             let prefill: u32 =
                 plan.rows.iter().filter(|row| row.kind != RowKind::Decode).map(|row| row.num_tokens).sum();
@@ -234,7 +239,7 @@ fn who_waits_to_share_a_prefix_takes_nothing_from_its_leader() {
         steps += 1;
     }
     engine.run_to_end();
-    assert_eq!(engine.ended[&2].usage.cached_tokens, 788);
+    assert_eq!(engine.ended[&2].usage.cached_tokens, 790);
 }
 
 #[test]
@@ -340,7 +345,7 @@ fn equal_tokens_of_another_salt_or_adapter_are_not_shared() {
     for (id, (salt, adapter)) in (1..).zip([(0, 0), (7, 0), (0, 7), (7, 7), (0, 7)]) {
         engine.add_keyed(id, salt, adapter, &tokens, 2);
         engine.run_to_end();
-        assert_eq!(engine.ended[&id].usage.cached_tokens, if id == 5 { 16 } else { 0 });
+        assert_eq!(engine.ended[&id].usage.cached_tokens, if id == 5 { 19 } else { 0 });
     }
 }
 

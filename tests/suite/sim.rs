@@ -11,8 +11,8 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{BlockState, KvCache, KvConfig};
 use kvasir::protocol::{FinishReason, RunError, SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, Ended, NewSequence, PlanInputs, QueuePolicy, RowKind, Scheduler, SchedulerConfig, StepPlan,
-    VictimPolicy, WaitReason,
+    CheckLevel, Ended, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, RowKind, Scheduler,
+    SchedulerConfig, StepPlan, VictimPolicy, WaitReason,
 };
 use kvasir::sim::{SimOptions, WorldStats, run, run_world};
 use std::collections::BTreeMap;
@@ -64,6 +64,12 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("preemptions of a gang", stats.gang_preemptions),
         ("gangs that wait for slots", stats.gang_waits),
         ("blocks saved along a beam tree", stats.beam_blocks_saved),
+        ("swaps", stats.swaps),
+        ("restored tokens", stats.restored_tokens),
+        ("demoted blocks", stats.demoted),
+        ("hits in host memory", stats.host_hit_tokens),
+        ("hits on disk", stats.disk_hit_tokens),
+        ("failed transfers", stats.failed_transfers),
         ("forks", stats.forks),
         ("forks while in flight", stats.forks_in_flight),
         ("forks of waiting requests", stats.forks_of_waiting),
@@ -87,6 +93,8 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
 }
 
 const VOCAB: u32 = 1 << 20;
+/// Copying a block both ways is cheaper than computing two tokens.
+pub(crate) const COSTS: PreemptCosts = PreemptCosts { recompute_token_ns: 1_000, swap_block_ns: 1_500 };
 
 /// Scheduler, fake executor and what each client has received.
 pub(crate) struct Engine {
@@ -110,6 +118,7 @@ pub(crate) fn limits(max_num_seqs: u32) -> SchedulerConfig {
         queue_policy: QueuePolicy::Fcfs,
         aging_steps: 256,
         victim: VictimPolicy::LastIn,
+        preemption: PreemptionMode::Auto,
         check: CheckLevel::Full,
     }
 }
@@ -177,7 +186,12 @@ impl Engine {
 
     pub fn plan(&mut self) -> StepPlan {
         self.step += 1;
-        let plan = self.scheduler.plan_step(PlanInputs { step: self.step, max_tokens: 64, max_prefill_tokens: 64 });
+        let plan = self.scheduler.plan_step(PlanInputs {
+            step: self.step,
+            max_tokens: 64,
+            max_prefill_tokens: 64,
+            costs: COSTS,
+        });
         self.batch.build(&plan, &self.scheduler);
         plan
     }

@@ -4,3 +4,4 @@ pub(super) mod chats;
 pub(super) mod messages;
 pub(super) mod models;
 pub(super) mod panes;
+pub(super) mod prefixes;

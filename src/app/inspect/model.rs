@@ -104,7 +104,6 @@ pub struct InspectModel {
     rows: Vec<RequestRow>,
     /// What prefixes begin with, by their id.
     previews: BTreeMap<u64, String>,
-    manages_prefixes: bool,
     num_resyncs: u64,
     /// Records up to this step belong to a pool that is gone.
     read_after: Option<u64>,
@@ -133,7 +132,6 @@ impl InspectModel {
             selection: None,
             rows: Vec::new(),
             previews: BTreeMap::new(),
-            manages_prefixes: false,
             num_resyncs: 0,
             read_after: None,
             revision: 0,
@@ -189,15 +187,6 @@ impl InspectModel {
         }
     }
 
-    /// Says whether the shell carries out [`InspectCommand::Prefix`]: only then are its buttons there.
-    pub fn set_manages_prefixes(&mut self, on: bool) {
-        self.manages_prefixes = on;
-    }
-
-    pub fn manages_prefixes(&self) -> bool {
-        self.manages_prefixes
-    }
-
     /// What a prefix begins with.
     pub fn preview(&self, prefix: &PrefixInfo) -> &str {
         self.previews.get(&prefix.id).map_or("", String::as_str)
@@ -206,7 +195,6 @@ impl InspectModel {
     fn start_over(&mut self) {
         *self = InspectModel {
             source: self.source.take(),
-            manages_prefixes: self.manages_prefixes,
             revision: self.revision + 1,
             ..InspectModel::new(self.history.max_bytes())
         };

@@ -208,6 +208,12 @@ fn menu_ui(cx: &mut ViewCtx<'_>, view: &mut SessionsView, ui: &mut Ui, chat: &Ch
         if ui.button("Rename").clicked() {
             view.renaming = Some((chat.id, chat.title.clone()));
         }
+        let has_prompt = !chat.settings.system_prompt.trim().is_empty() && cx.state.model().is_some();
+        let pin = ui.add_enabled(has_prompt, egui::Button::new("Pin system prompt"));
+        let hint = "Its KV blocks stay in the cache, also while no chat uses them";
+        if pin.on_hover_text(hint).on_disabled_hover_text("This chat has no system prompt").clicked() {
+            cx.send(UiCommand::PinSystemPrompt(chat.id));
+        }
         if cx.state.run_of(chat.id).is_some() && ui.button("Stop").clicked() {
             cx.send(UiCommand::Stop(chat.id));
         }

@@ -2,7 +2,7 @@
 
 use super::{EngineHandle, Run, check_tokens};
 use crate::ids::RequestId;
-use crate::protocol::{EngineCommand, PinRequest, PrefixCommand, RunError};
+use crate::protocol::{EngineCommand, OwnerTag, PinRequest, PrefixCommand, RunError};
 use std::sync::atomic::Ordering;
 
 impl EngineHandle {
@@ -15,6 +15,15 @@ impl EngineHandle {
         let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
         let request = Box::new(request);
         self.start_run(id, |events| EngineCommand::Prefix(PrefixCommand::Pin { id, request, events }))
+    }
+
+    /// Keeps a prefix that the cache has (`prefix` as in telemetry's `PrefixInfo`) like [`Self::pin_prefix`], or gives a
+    /// pinned one another name.
+    pub fn keep_prefix(&self, prefix: u64, name: Option<String>, owner: OwnerTag) -> Result<Run, RunError> {
+        self.model().ok_or(RunError::NoModel)?;
+        let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let command = |events| EngineCommand::Prefix(PrefixCommand::Keep { id, prefix, name, owner, events });
+        self.start_run(id, command)
     }
 
     /// Lets a pinned prefix go (`id` as in telemetry's `PrefixInfo`): it stays in the cache until it is evicted.

@@ -49,6 +49,26 @@ fn a_prefix_is_pinned_found_counted_unpinned_and_forgotten() {
 }
 
 #[test]
+fn a_prefix_that_the_cache_has_is_pinned_by_its_id_and_named_anew() {
+    let engine = EngineHandle::start_fake(FakeOptions::small());
+    let system = "You are a careful assistant who answers in short words.";
+    for _ in 0..2 {
+        hear(&engine.submit(request(&format!("{system} Hello"), 3)).unwrap());
+    }
+    let shown = snapshot(&engine, "the hit is shown", |s| s.prefixes.first().is_some_and(|p| p.hits == 1));
+    let found = shown.prefixes[0].clone();
+    assert!(!found.pinned && found.blocks >= 3);
+    let owner = || OwnerTag { id: 7, label: "pins".into() };
+    let keep = |name: &str| hear(&engine.keep_prefix(found.id, Some(name.into()), owner()).unwrap());
+    assert_eq!((keep("first").error, keep("second").error), (None, None));
+    let is_named = |s: &EngineSnapshot| s.prefixes.first().is_some_and(|p| p.name.as_deref() == Some("second"));
+    let shown = snapshot(&engine, "it has its new name", is_named);
+    assert_eq!((shown.prefixes[0].id, shown.prefixes[0].pinned), (found.id, true));
+    assert_eq!(shown.kv.pinned, found.blocks, "pinned once");
+    assert_eq!(hear(&engine.keep_prefix(1, None, owner()).unwrap()).error, Some(RunError::PrefixLost));
+}
+
+#[test]
 fn a_pin_that_takes_too_much_is_refused_with_the_numbers_and_outlives_a_lost_device() {
     let mut options = FakeOptions::small();
     options.faults = vec![FakeFault::None, FakeFault::None, FakeFault::DeviceLost];

@@ -80,7 +80,6 @@ struct Pending {
     started: Instant,
     /// Logit rows of the first submit.
     num_logits: u32,
-    swap_us: u32,
 }
 
 /// A submit, and what becomes of content that leaves the pool with it.
@@ -236,7 +235,9 @@ impl WgpuExecutor {
         if let Some(canary) = self.canary.as_ref().filter(|_| !head_only && !batch.chains.is_empty()) {
             marks = Some(canary.record(&mut self.recording, batch));
         }
-        if head_only {
+        if shape.num_tokens == 0 {
+            // Nothing but content to be moved.
+        } else if head_only {
             self.forward.record_head(&mut self.recording, shape, samples);
         } else {
             self.forward.record(&mut self.recording, shape, samples);
@@ -260,15 +261,13 @@ impl WgpuExecutor {
     }
 
     /// Everything of a step that is launched. The error says whether pages were written before it.
-    fn submit_all(&mut self, batch: &StepBatch, swap_us: &mut u32) -> Result<Launched, (GpuError, bool)> {
-        let started = Instant::now();
+    fn submit_all(&mut self, batch: &StepBatch) -> Result<Launched, (GpuError, bool)> {
         let most = batch.swap_out.len().max(batch.swap_in.len());
         let in_rounds = most > self.swapper.blocks_per_round();
         let mut kept = Vec::new();
         if in_rounds {
             let gpu = (&self.gpu, &mut self.replayer);
             kept = swap::in_rounds(&mut self.swapper, gpu, &batch.swap_out, &batch.swap_in)?;
-            *swap_us = started.elapsed().as_micros() as u32;
         }
         let submitted = if batch.num_logits() > self.forward.max_logits as usize {
             let round = self.round(batch, 0);
@@ -281,8 +280,7 @@ impl WgpuExecutor {
     }
 
     /// Stores the content that left the pool with a finished submit.
-    fn keep(&mut self, outgoing: Option<Outgoing>, kept: &[(Outgoing, Vec<u8>)], finished: &mut Finished) -> u32 {
-        let started = Instant::now();
+    fn keep(&mut self, outgoing: Option<Outgoing>, kept: &[(Outgoing, Vec<u8>)], finished: &mut Finished) {
         for (outgoing, bytes) in kept {
             self.swapper.keep(outgoing, bytes);
         }
@@ -290,7 +288,6 @@ impl WgpuExecutor {
             let bytes = finished.readback.pop().unwrap_or_default();
             self.swapper.keep(&outgoing, &bytes);
         }
-        started.elapsed().as_micros() as u32
     }
 
     /// Logit rows from `first` on, as many as one round takes.
@@ -310,7 +307,8 @@ impl WgpuExecutor {
     fn finish(&mut self, pending: Pending) -> Result<StepOutput, GpuError> {
         let Launched { in_flight, outgoing, kept } = pending.launched?;
         let mut finished = self.replayer.wait(&self.gpu, in_flight)?;
-        let swap_us = pending.swap_us + self.keep(outgoing, &kept, &mut finished);
+        self.keep(outgoing, &kept, &mut finished);
+        let swap_us = self.swapper.take_busy_us();
         let mut corrupted = Vec::new();
         if self.canary.is_some() && !pending.batch.chains.is_empty() {
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
@@ -359,8 +357,7 @@ impl Executor for WgpuExecutor {
         self.check(batch)?;
         let started = Instant::now();
         let batch = batch.clone();
-        let mut swap_us = 0;
-        let launched = match self.submit_all(&batch, &mut swap_us) {
+        let launched = match self.submit_all(&batch) {
             Ok(launched) => Ok(launched),
             // Pages were written: the step counts as launched, and fails when it is waited for.
             Err((error, true)) => Err(error),
@@ -368,7 +365,7 @@ impl Executor for WgpuExecutor {
         };
         let num_logits = (batch.num_logits() as u32).min(self.forward.max_logits);
         let step = batch.step;
-        self.in_flight = Some(Pending { step, batch, launched, started, num_logits, swap_us });
+        self.in_flight = Some(Pending { step, batch, launched, started, num_logits });
         Ok(StepHandle(step))
     }
 

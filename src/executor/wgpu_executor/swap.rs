@@ -10,6 +10,7 @@ use super::kv_buffers::{KvBuffers, Plane};
 use crate::batch::HostTransfer;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError, Recording, Replayer};
 use crate::ids::HostSlot;
+use std::time::{Duration, Instant};
 
 /// Staging of one direction.
 const STAGE_BYTES: u64 = 64 << 20;
@@ -22,6 +23,8 @@ pub struct Swapper {
     store: HostStore,
     stage_out: Option<Buffer>,
     stage_in: Option<Buffer>,
+    /// Time spent on copies since it was asked for last.
+    busy: Duration,
 }
 
 struct Part {
@@ -41,7 +44,7 @@ impl Swapper {
         let parts: Vec<Part> = kv.planes().map(part).collect();
         let bytes_per_block = kv.block_bytes();
         let store = HostStore::new(num_host_blocks, bytes_per_block);
-        Swapper { parts, bytes_per_block, store, stage_out: None, stage_in: None }
+        Swapper { parts, bytes_per_block, store, stage_out: None, stage_in: None, busy: Duration::ZERO }
     }
 
     pub fn store(&self) -> &HostStore {
@@ -50,6 +53,11 @@ impl Swapper {
 
     pub fn put(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
         self.store.put(slot, bytes)
+    }
+
+    /// Microseconds that this side of the copies has taken since the last call.
+    pub fn take_busy_us(&mut self) -> u32 {
+        std::mem::take(&mut self.busy).as_micros() as u32
     }
 
     /// Blocks of one round.
@@ -78,6 +86,7 @@ impl Swapper {
         recording: &mut Recording,
         transfers: &[HostTransfer],
     ) -> Result<(), GpuError> {
+        let started = Instant::now();
         let transfers = by_block(transfers);
         let count = transfers.len();
         let mut bytes = vec![0; self.bytes_per_block as usize * count];
@@ -95,11 +104,13 @@ impl Swapper {
         // Only staging is written ahead of the submit: the pages are written in order, by copies within it.
         gpu.write(&stage.slice(0, bytes.len() as u64), &bytes);
         self.each_run(&transfers, |page, staged| recording.copy(stage.slice(staged.0, staged.1), page));
+        self.busy += started.elapsed();
         Ok(())
     }
 
     /// Stores what a finished submit read back.
     pub fn keep(&mut self, outgoing: &Outgoing, bytes: &[u8]) {
+        let started = Instant::now();
         let count = outgoing.transfers.len();
         for (k, transfer) in outgoing.transfers.iter().enumerate() {
             let to = self.store.get_mut(transfer.host);
@@ -111,6 +122,7 @@ impl Swapper {
                 region += size * count;
             }
         }
+        self.busy += started.elapsed();
     }
 
     /// Staging holds, buffer after buffer, the pages of all transfers in their order; neighbouring blocks make one run.

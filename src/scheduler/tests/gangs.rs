@@ -1,8 +1,8 @@
 //! Gangs on the scheduler alone: what is shared, copied, given up and taken back.
 
 use super::{
-    CheckLevel, GangAdvance, GangBlocks, GangChild, GangNext, NewSequence, PlanInputs, QueuePolicy, Scheduler,
-    SchedulerConfig, StepPlan, VictimPolicy,
+    CheckLevel, GangAdvance, GangBlocks, GangChild, GangNext, NewSequence, PlanInputs, PreemptCosts, PreemptionMode,
+    QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
 };
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
@@ -18,6 +18,7 @@ fn scheduler(num_blocks: u32) -> Scheduler {
         watermark_blocks: 0,
         max_preemptions: 100,
         victim: VictimPolicy::LastIn,
+        preemption: PreemptionMode::Recompute,
         queue_policy: QueuePolicy::Fcfs,
         aging_steps: 100,
         check: CheckLevel::Full,
@@ -42,7 +43,12 @@ fn request(id: u64, prompt: Vec<TokenId>) -> NewSequence {
 
 /// Plans and commits a step; `children` are (parent, token) of the one gang, if its beams have logits.
 fn step(scheduler: &mut Scheduler, step: u64, children: &[(usize, TokenId)]) -> StepPlan {
-    let plan = scheduler.plan_step(PlanInputs { step, max_tokens: 64, max_prefill_tokens: 64 });
+    let plan = scheduler.plan_step(PlanInputs {
+        step,
+        max_tokens: 64,
+        max_prefill_tokens: 64,
+        costs: PreemptCosts::default(),
+    });
     let next: Vec<_> = children.iter().map(|&(parent, token)| GangChild { parent, token }).collect();
     let gangs: Vec<RequestId> = scheduler.gang_rows(&plan).iter().map(|rows| rows.gang).collect();
     let advance = |gang| GangAdvance { gang, next: GangNext::Beams(next.clone()) };

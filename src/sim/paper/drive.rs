@@ -4,7 +4,8 @@ use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{SamplingParams, StopRules};
 use crate::scheduler::{
-    CheckLevel, Committed, NewSequence, PlanInputs, QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
+    CheckLevel, Committed, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, Scheduler,
+    SchedulerConfig, StepPlan, VictimPolicy,
 };
 
 /// What a figure varies; everything else is as the engine has it.
@@ -40,6 +41,7 @@ impl Drive {
             queue_policy: QueuePolicy::Fcfs,
             aging_steps: 1,
             victim: VictimPolicy::LastIn,
+            preemption: PreemptionMode::Recompute,
             check: CheckLevel::Cheap,
         };
         let kv = KvCache::new(KvConfig {
@@ -93,7 +95,12 @@ impl Drive {
     /// One step in which at most `max_prefill_tokens` are computed beside those who decode.
     pub fn step_with(&mut self, max_prefill_tokens: u32) -> Taken {
         self.step += 1;
-        let inputs = PlanInputs { step: self.step, max_tokens: self.max_tokens_per_step, max_prefill_tokens };
+        let inputs = PlanInputs {
+            step: self.step,
+            max_tokens: self.max_tokens_per_step,
+            max_prefill_tokens,
+            costs: PreemptCosts::default(),
+        };
         let plan = self.scheduler.plan_step(inputs);
         let wanted = plan.rows.iter().filter(|row| row.wants_logits);
         let sampled: Vec<TokenId> = wanted.map(|row| made_up(row.request.0, row.to())).collect();

@@ -290,6 +290,32 @@ fn a_copied_chat_and_another_version_say_what_they_share() {
 }
 
 #[test]
+fn a_system_prompt_is_pinned_from_the_chats_menu_and_let_go_in_inspect() {
+    use kvasir::app::inspect::PrefixCommand;
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = app_in(dir.path());
+    let id = focused(&app);
+    let system_prompt = "You are a careful guide to boats, rivers and weather. ".repeat(3);
+    let settings = RunSettings { system_prompt, ..greedy(4) };
+    send(&mut app, UiCommand::SetSettings { chat: id, settings: Box::new(settings) });
+    send(&mut app, UiCommand::PinSystemPrompt(id));
+    wait_for(&mut app, "the pin", |s| s.snapshot.prefixes.iter().any(|p| p.pinned));
+    let prefix = state(&app).snapshot.prefixes[0].clone();
+    assert!(prefix.blocks >= 9, "the whole prompt is kept: {prefix:?}");
+    send(&mut app, UiCommand::SendText { chat: id, text: "Hello".into() });
+    wait_idle(&mut app);
+    let run = path(chat(&app, id)).last().unwrap().run.clone().unwrap();
+    assert!(run.cached_tokens >= prefix.tokens, "{run:?}");
+    send(&mut app, UiCommand::Prefix(PrefixCommand::Pin { id: prefix.id, name: "Boats".into() }));
+    wait_for(&mut app, "the name", |s| s.snapshot.prefixes[0].name.as_deref() == Some("Boats"));
+    send(&mut app, UiCommand::Prefix(PrefixCommand::Unpin { id: prefix.id }));
+    wait_for(&mut app, "the end of the pin", |s| s.snapshot.kv.pinned == 0);
+    send(&mut app, UiCommand::Prefix(PrefixCommand::Reset));
+    wait_for(&mut app, "an empty cache", |s| s.snapshot.kv.cached_idle == 0);
+    assert_eq!(state(&app).notice, None);
+}
+
+#[test]
 fn a_killed_process_loses_at_most_a_second_of_four_streams() {
     let dir = tempfile::tempdir().unwrap();
     let mut app = app_with(dir.path(), slow(10));

@@ -23,7 +23,11 @@ fn the_demo_ends_well_and_shares_its_system_prompt() {
     assert_eq!(panes.len(), 4);
     let runs: Vec<_> = panes.iter().map(|id| path(chat(&app, *id)).last().unwrap().run.clone().unwrap()).collect();
     assert!(runs.iter().all(|r| r.output_tokens > 0 && r.output_tokens <= 48));
-    assert!(runs[1..].iter().all(|r| r.cached_tokens >= 64), "the system prompt's blocks are shared");
+    assert!(runs.iter().all(|r| r.cached_tokens >= 64), "the system prompt's blocks are shared");
+    let prefixes = &state(&app).snapshot.prefixes;
+    let pinned: Vec<_> = prefixes.iter().filter(|p| p.pinned).collect();
+    assert_eq!(pinned.len(), 1, "{prefixes:?}");
+    assert!(pinned[0].name.as_deref().is_some_and(|n| n.starts_with("System prompt of")) && pinned[0].hits >= 1);
 }
 
 #[test]

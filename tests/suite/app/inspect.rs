@@ -27,7 +27,6 @@ fn palette() -> OwnerPalette {
 
 fn model_of(world: &World) -> InspectModel {
     let mut model = InspectModel::default();
-    model.set_manages_prefixes(true);
     model.ingest(&world.telemetry, &palette());
     model.read_previews(None);
     model

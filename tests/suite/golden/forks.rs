@@ -6,7 +6,8 @@ use kvasir::ids::{RequestId, TokenId};
 use kvasir::kv::{KvCache, KvConfig};
 use kvasir::protocol::{SamplingParams, StopRules};
 use kvasir::scheduler::{
-    CheckLevel, NewFork, NewSequence, PlanInputs, QueuePlace, QueuePolicy, Scheduler, SchedulerConfig, VictimPolicy,
+    CheckLevel, NewFork, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePlace, QueuePolicy, Scheduler,
+    SchedulerConfig, VictimPolicy,
 };
 use std::collections::BTreeMap;
 
@@ -39,6 +40,7 @@ impl<'a> Engine<'a> {
             queue_policy: QueuePolicy::Fcfs,
             aging_steps: 256,
             victim: VictimPolicy::LastIn,
+            preemption: PreemptionMode::Recompute,
             check: CheckLevel::Full,
         };
         let kv = KvConfig { num_blocks: executor.num_blocks(), block_size: BLOCK, enable_prefix_cache };
@@ -81,7 +83,12 @@ impl<'a> Engine<'a> {
 
     fn step(&mut self) {
         self.step += 1;
-        let inputs = PlanInputs { step: self.step, max_tokens: self.max_tokens, max_prefill_tokens: self.max_tokens };
+        let inputs = PlanInputs {
+            step: self.step,
+            max_tokens: self.max_tokens,
+            max_prefill_tokens: self.max_tokens,
+            costs: PreemptCosts::default(),
+        };
         let plan = self.scheduler.plan_step(inputs);
         self.num_copies += plan.copies.len();
         self.batch.build(&plan, &self.scheduler);

@@ -44,3 +44,72 @@ fn the_policy_names_the_victim_and_its_scores_say_why() {
     assert_eq!(first_victim(VictimPolicy::Priority, [5, -1, 0]).0, 1, "the highest number runs last");
     assert_eq!(first_victim(VictimPolicy::Priority, [2, 2, -7]).0, 2, "the last to join among equals");
 }
+
+/// A pool of 6 blocks for two requests of 5 each, with host memory; what the second one's preemption came to.
+fn preempted(preemption: PreemptionMode, num_host_blocks: u32, shares_prefixes: bool) -> Engine {
+    let mut engine = Engine::new(6, SchedulerConfig { preemption, ..limits(2) });
+    let config = KvConfig { num_blocks: 7, block_size: 4, enable_prefix_cache: shares_prefixes };
+    let kv = KvCache::new(config).with_host_pool(num_host_blocks, false);
+    engine.scheduler = Scheduler::new(engine.scheduler.config(), kv);
+    engine.executor = engine.executor.with_host_blocks(num_host_blocks);
+    engine.add(1, &prompt(8, 0), 12);
+    engine.add(2, &prompt(8, 1), 12);
+    engine.run_to_end();
+    assert!(engine.ended[&2].usage.preemptions > 0);
+    for id in [1, 2] {
+        assert_eq!(engine.output[&id], alone(&prompt(8, id as u32 - 1), 12), "request {id}");
+    }
+    let counts = engine.scheduler.kv().counts();
+    assert_eq!(counts.host.swapped, 0, "nothing is held when all have ended");
+    engine
+}
+
+#[test]
+fn swapped_request_computes_nothing_again() {
+    for shares_prefixes in [false, true] {
+        let totals = preempted(PreemptionMode::Swap, 8, shares_prefixes).scheduler.totals();
+        assert!(totals.swaps > 0 && totals.restored_tokens >= 8, "{totals:?}");
+        assert_eq!(totals.recomputed_tokens, 0, "{totals:?}");
+        assert_eq!(totals.computed_tokens, 2 * (8 + 11), "each token but the last, once");
+    }
+}
+
+#[test]
+fn without_room_in_host_memory_the_request_is_computed_again() {
+    for (mode, num_host_blocks) in
+        [(PreemptionMode::Swap, 0), (PreemptionMode::Swap, 1), (PreemptionMode::Recompute, 8)]
+    {
+        let totals = preempted(mode, num_host_blocks, false).scheduler.totals();
+        assert!(totals.swaps == 0 && totals.recomputed_tokens > 0, "{mode:?}: {totals:?}");
+    }
+}
+
+#[test]
+fn the_cheaper_way_is_chosen() {
+    // COSTS favour the copy for blocks of four tokens.
+    assert!(preempted(PreemptionMode::Auto, 8, true).scheduler.totals().swaps > 0);
+}
+
+#[test]
+fn evicted_blocks_are_found_again_in_host_memory() {
+    let mut engine = Engine::new(6, limits(1));
+    let config = KvConfig { num_blocks: 7, block_size: 4, enable_prefix_cache: true };
+    engine.scheduler = Scheduler::new(engine.scheduler.config(), KvCache::new(config).with_host_pool(6, false));
+    engine.executor = engine.executor.with_host_blocks(6);
+    engine.add(1, &prompt(17, 0), 2);
+    engine.run_to_end();
+    engine.add(2, &prompt(21, 1), 2);
+    engine.run_to_end();
+    let counts = engine.scheduler.kv().counts();
+    assert!(counts.host.cached >= 4, "the blocks of the first went to host memory: {counts:?}");
+    engine.add(3, &prompt(17, 0), 2);
+    engine.run_to_end();
+    assert_eq!(engine.ended[&3].usage.cached_tokens, 16);
+    assert_eq!(engine.scheduler.kv().counts().host_hit_tokens, 16);
+    assert_eq!(engine.output[&3], alone(&prompt(17, 0), 2));
+    engine.add(4, &[prompt(16, 0), prompt(3, 9)].concat(), 2);
+    engine.run_to_end();
+    assert_eq!(engine.output[&4], alone(&[prompt(16, 0), prompt(3, 9)].concat(), 2));
+    let counts = engine.scheduler.kv().counts();
+    assert_eq!((counts.hit_tokens, counts.host_hit_tokens), (32, 16), "this time they are in the pool again");
+}

@@ -94,9 +94,6 @@ fn head_ui(
         }
         ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
             ui.spacing_mut().item_spacing.x = space::XS;
-            if !model.manages_prefixes() {
-                return;
-            }
             if view.is_reset_asked {
                 if quiet_button(ui, "Keep", "Leave the cache as it is").clicked() {
                     view.is_reset_asked = false;
@@ -134,9 +131,7 @@ fn prefix_ui(
             } else {
                 ui.horizontal(|ui| {
                     ui.with_layout(Layout::right_to_left(Align::Center), |ui| {
-                        if model.manages_prefixes() {
-                            menu_ui(ui, view, model, prefix, commands);
-                        }
+                        menu_ui(ui, view, model, prefix, commands);
                         if prefix.pinned {
                             ui.label(small("pinned", theme.accent)).on_hover_text("It is never evicted");
                         }

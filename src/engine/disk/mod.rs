@@ -1,0 +1,379 @@
+//! The disk tier of the prefix cache: blocks as files that outlive the process.
+//!
+//! Guarantees: files are written and read by a thread of their own; a file appears under its name only when it is whole
+//! (written beside it, then renamed); a file that is damaged, cut short, foreign or not what its name says is refused by
+//! name in the log and never read as content; the folder stays within its limit, the files used longest ago going first.
+//! It does not decide what is worth keeping: the cache does.
+
+mod file;
+
+pub use file::{FileFault, Format};
+
+use crate::kv::{CachedContent, ContentId};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Jobs that wait for the thread at most.
+const MAX_JOBS: usize = 4096;
+/// Bytes that wait to be written at most; what comes beyond is not kept.
+const MAX_QUEUED_BYTES: u64 = 256 << 20;
+const EXTENSION: &str = "kv";
+
+/// Where files go, and how much they may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    pub dir: PathBuf,
+    pub max_bytes: u64,
+}
+
+/// The folder cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the prefix cache's folder cannot be used: {message} ({})", path.display())]
+pub struct FolderFault {
+    pub path: PathBuf,
+    pub message: String,
+}
+
+/// Contents that were asked for, as far as they could be read, in order.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The number under which they were asked for.
+    pub ticket: u64,
+    pub blocks: Vec<(CachedContent, Vec<u8>)>,
+}
+
+enum Job {
+    Write(CachedContent, Vec<u8>),
+    Read { ticket: u64, ids: Vec<ContentId> },
+    Flush(SyncSender<()>),
+}
+
+/// The files of one model in one format.
+#[derive(Debug)]
+pub struct DiskTier {
+    index: Arc<Mutex<Index>>,
+    /// `None` before [`DiskTier::start`].
+    jobs: Option<SyncSender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    queued_bytes: Arc<AtomicU64>,
+    /// Contents that were given to be kept, or found at the start.
+    offered: HashSet<ContentId>,
+    worker: Option<Worker>,
+}
+
+/// Which files there are.
+#[derive(Debug, Default)]
+struct Index {
+    /// Content and order of its last use.
+    uses: HashMap<ContentId, u64>,
+    by_use: BTreeSet<(u64, ContentId)>,
+    last_use: u64,
+}
+
+#[derive(Debug)]
+struct Worker {
+    folder: PathBuf,
+    format: Format,
+    max_files: u64,
+    index: Arc<Mutex<Index>>,
+    queued_bytes: Arc<AtomicU64>,
+}
+
+impl DiskTier {
+    /// Looks at what the folder holds for this format; makes it where it is not there.
+    pub fn open(config: &DiskConfig, format: Format) -> Result<DiskTier, FolderFault> {
+        let folder = config.dir.join(hex(&format.identity[..12])).join(format!("{}", format.block_size));
+        let fault = |e: std::io::Error| FolderFault { path: folder.clone(), message: e.to_string() };
+        std::fs::create_dir_all(&folder).map_err(fault)?;
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&folder).map_err(fault)? {
+            let entry = entry.map_err(fault)?;
+            let (path, meta) = (entry.path(), entry.metadata().map_err(fault)?);
+            match id_of(&path) {
+                Some(id) => {
+                    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+                    found.push((modified.unwrap_or_default(), id));
+                }
+                // A file that a process did not live to finish.
+                None if path.extension().is_some_and(|x| x == "part") => drop(std::fs::remove_file(&path)),
+                None => {}
+            }
+        }
+        found.sort_unstable();
+        let mut index = Index::default();
+        found.iter().for_each(|(_, id)| index.touch(*id));
+        let index = Arc::new(Mutex::new(index));
+        let queued_bytes = Arc::new(AtomicU64::new(0));
+        let max_files = config.max_bytes / format.file_bytes();
+        let worker = Worker { folder, format, max_files, index: index.clone(), queued_bytes: queued_bytes.clone() };
+        let offered = found.into_iter().map(|(_, id)| id).collect();
+        Ok(DiskTier { index, jobs: None, thread: None, queued_bytes, offered, worker: Some(worker) })
+    }
+
+    /// Starts the thread; `deliver` gets what it reads.
+    pub fn start(&mut self, deliver: impl Fn(Fetched) + Send + 'static) -> Result<(), FolderFault> {
+        let Some(worker) = self.worker.take() else { return Ok(()) };
+        let path = worker.folder.clone();
+        let (jobs, queue) = sync_channel(MAX_JOBS);
+        let thread = std::thread::Builder::new().name("prefix cache".into());
+        let thread = thread.spawn(move || worker.run(&queue, &deliver));
+        self.thread = Some(thread.map_err(|e| FolderFault { path, message: e.to_string() })?);
+        self.jobs = Some(jobs);
+        Ok(())
+    }
+
+    /// Files there are.
+    pub fn len(&self) -> u64 {
+        lock(&self.index).uses.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True when there is a file of this content.
+    pub fn has(&self, id: &ContentId) -> bool {
+        lock(&self.index).uses.contains_key(id)
+    }
+
+    /// True when this content was given to be kept before, or was there from the start.
+    pub fn was_offered(&self, id: &ContentId) -> bool {
+        self.offered.contains(id)
+    }
+
+    /// Keeps a content, soon. False when too much waits to be written already.
+    pub fn keep(&mut self, content: CachedContent, bytes: &[u8]) -> bool {
+        if self.has(&content.id) {
+            return true;
+        }
+        let Some(jobs) = &self.jobs else { return false };
+        let len = bytes.len() as u64;
+        if self.queued_bytes.load(Ordering::Relaxed) + len > MAX_QUEUED_BYTES {
+            return false;
+        }
+        let id = content.id;
+        if jobs.try_send(Job::Write(content, bytes.to_vec())).is_err() {
+            return false;
+        }
+        self.queued_bytes.fetch_add(len, Ordering::Relaxed);
+        self.offered.insert(id);
+        true
+    }
+
+    /// Asks for contents; they are delivered together. False when the thread cannot take the job.
+    pub fn fetch(&self, ticket: u64, ids: Vec<ContentId>) -> bool {
+        self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(Job::Read { ticket, ids }).is_ok())
+    }
+
+    /// Waits until all that was to be kept is written, for a while at most. False when it took longer.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let Some(jobs) = &self.jobs else { return true };
+        let (done, wait) = sync_channel(1);
+        jobs.try_send(Job::Flush(done)).is_ok() && wait.recv_timeout(limit).is_ok()
+    }
+}
+
+impl Drop for DiskTier {
+    fn drop(&mut self) {
+        // Without a sender the thread ends after the jobs that wait; nobody waits for it.
+        self.jobs = None;
+        drop(self.thread.take());
+    }
+}
+
+impl Worker {
+    fn run(&self, queue: &Receiver<Job>, deliver: &(impl Fn(Fetched) + ?Sized)) {
+        while let Ok(job) = queue.recv() {
+            match job {
+                Job::Write(content, bytes) => {
+                    self.queued_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
+                    if let Err(error) = self.write(&content, &bytes) {
+                        tracing::warn!(
+                            "the prefix cache could not write {}: {error}",
+                            self.path(&content.id).display()
+                        );
+                    }
+                }
+                Job::Read { ticket, ids } => {
+                    // The blocks of a prefix: what follows a missing one is of no use.
+                    let blocks = ids.iter().map_while(|id| self.read(id)).collect();
+                    deliver(Fetched { ticket, blocks });
+                }
+                Job::Flush(done) => drop(done.try_send(())),
+            }
+        }
+    }
+
+    fn path(&self, id: &ContentId) -> PathBuf {
+        self.folder.join(hex(&id.0)).with_extension(EXTENSION)
+    }
+
+    /// Whole under its name, or not there.
+    fn write(&self, content: &CachedContent, bytes: &[u8]) -> std::io::Result<()> {
+        if self.max_files == 0 || lock(&self.index).uses.contains_key(&content.id) {
+            return Ok(());
+        }
+        let path = self.path(&content.id);
+        let part = path.with_extension(format!("{}.part", std::process::id()));
+        std::fs::write(&part, file::encode(&self.format, content, bytes))?;
+        std::fs::rename(&part, &path)?;
+        lock(&self.index).touch(content.id);
+        self.shrink();
+        Ok(())
+    }
+
+    fn shrink(&self) {
+        loop {
+            let oldest = lock(&self.index).pop_oldest(self.max_files);
+            let Some(oldest) = oldest else { return };
+            if let Err(error) = std::fs::remove_file(self.path(&oldest)) {
+                tracing::warn!("the prefix cache could not remove {}: {error}", self.path(&oldest).display());
+            }
+        }
+    }
+
+    fn read(&self, id: &ContentId) -> Option<(CachedContent, Vec<u8>)> {
+        let path = self.path(id);
+        let refused = |reason: String| tracing::warn!("the prefix cache skips {}: {reason}", path.display());
+        let found = match std::fs::read(&path) {
+            Ok(file) => file::decode(&self.format, id, &file).map_err(|fault| refused(fault.to_string())).ok(),
+            Err(error) => {
+                refused(error.to_string());
+                None
+            }
+        };
+        match &found {
+            Some(_) => lock(&self.index).touch(*id),
+            None => lock(&self.index).forget(id),
+        }
+        found
+    }
+}
+
+impl Index {
+    fn touch(&mut self, id: ContentId) {
+        self.forget(&id);
+        self.last_use += 1;
+        self.uses.insert(id, self.last_use);
+        self.by_use.insert((self.last_use, id));
+    }
+
+    fn forget(&mut self, id: &ContentId) {
+        if let Some(used) = self.uses.remove(id) {
+            self.by_use.remove(&(used, *id));
+        }
+    }
+
+    fn pop_oldest(&mut self, max_files: u64) -> Option<ContentId> {
+        if self.uses.len() as u64 <= max_files {
+            return None;
+        }
+        let (_, id) = self.by_use.first().copied()?;
+        self.forget(&id);
+        Some(id)
+    }
+}
+
+/// The content that a file's name says it holds.
+fn id_of(path: &Path) -> Option<ContentId> {
+    if path.extension()? != EXTENSION {
+        return None;
+    }
+    let name = path.file_stem()?.to_str()?;
+    let mut id = [0; 32];
+    if name.len() != 64 || !name.is_ascii() {
+        return None;
+    }
+    for (i, byte) in id.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&name[2 * i..2 * i + 2], 16).ok()?;
+    }
+    Some(ContentId(id))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::HostSlot;
+    use crate::kv::CacheKey;
+
+    const FORMAT: Format = Format { identity: [7; 32], block_size: 2, bytes_per_block: 8 };
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn content(n: u32) -> CachedContent {
+        let key = CacheKey::default();
+        let (parent, tokens) = (ContentId::root(key), vec![n, n]);
+        CachedContent { host: HostSlot(u32::MAX), id: parent.child(&tokens), parent, key, hash: 1, tokens }
+    }
+
+    fn open(dir: &Path, max_files: u64) -> (DiskTier, Receiver<Fetched>) {
+        let config = DiskConfig { dir: dir.to_path_buf(), max_bytes: max_files * FORMAT.file_bytes() };
+        let mut tier = DiskTier::open(&config, FORMAT).expect("a folder");
+        let (send, receive) = sync_channel(8);
+        tier.start(move |fetched| drop(send.send(fetched))).expect("a thread");
+        (tier, receive)
+    }
+
+    fn fetch(tier: &DiskTier, receive: &Receiver<Fetched>, contents: &[u32]) -> Vec<u32> {
+        assert!(tier.fetch(5, contents.iter().map(|n| content(*n).id).collect()));
+        let fetched = receive.recv_timeout(PATIENCE).expect("delivered");
+        assert_eq!(fetched.ticket, 5);
+        fetched.blocks.iter().for_each(|(content, bytes)| assert_eq!(bytes, &[content.tokens[0] as u8; 8]));
+        fetched.blocks.iter().map(|(content, _)| content.tokens[0]).collect()
+    }
+
+    #[test]
+    fn what_was_kept_is_found_by_the_next_process_and_damage_is_skipped() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (mut tier, _receive) = open(dir.path(), 10);
+        for n in [1, 2, 3] {
+            assert!(tier.keep(content(n), &[n as u8; 8]));
+        }
+        assert!(tier.flush(PATIENCE));
+        drop(tier);
+        let (tier, receive) = open(dir.path(), 10);
+        assert_eq!((tier.len(), tier.was_offered(&content(2).id)), (3, true));
+        assert_eq!(fetch(&tier, &receive, &[1, 2, 3]), [1, 2, 3]);
+        let folder = dir.path().join(hex(&[7; 12])).join("2");
+        let path = folder.join(hex(&content(2).id.0)).with_extension(EXTENSION);
+        let mut bytes = std::fs::read(&path).expect("the file is there");
+        bytes[150] ^= 1;
+        std::fs::write(&path, bytes).expect("written");
+        assert_eq!(fetch(&tier, &receive, &[1, 2, 3]), [1], "what follows a damaged block is of no use");
+        assert!(!tier.has(&content(2).id) && tier.has(&content(3).id));
+    }
+
+    #[test]
+    fn the_folder_stays_within_its_limit_and_the_last_used_stay() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (mut tier, receive) = open(dir.path(), 2);
+        for n in [1, 2] {
+            assert!(tier.keep(content(n), &[n as u8; 8]));
+        }
+        assert_eq!(fetch(&tier, &receive, &[1]), [1]);
+        assert!(tier.keep(content(3), &[3; 8]) && tier.flush(PATIENCE));
+        assert_eq!([1, 2, 3].map(|n| tier.has(&content(n).id)), [true, false, true]);
+        let files = std::fs::read_dir(dir.path().join(hex(&[7; 12])).join("2")).expect("a folder").count();
+        assert_eq!(files, 2);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let config = DiskConfig { dir: file.path().to_path_buf(), max_bytes: 1 << 20 };
+        let fault = DiskTier::open(&config, FORMAT).expect_err("a file is no folder").to_string();
+        assert!(fault.contains(&file.path().display().to_string()), "{fault}");
+    }
+}
