@@ -347,6 +347,15 @@ pub struct EngineArgs {
     pub check_invariants: bool,
 }
 
+/// The type that a word names; nothing is [`KvCacheDtype::Auto`].
+fn kv_cache_dtype(word: Option<&String>) -> Result<KvCacheDtype, ConfigError> {
+    let Some(word) = word else { return Ok(KvCacheDtype::Auto) };
+    KvCacheDtype::parse(word).ok_or_else(|| ConfigError::Invalid {
+        name: "kv_cache_dtype",
+        message: format!("must be one of {}, not `{word}`", KvCacheDtype::WORDS.join(", ")),
+    })
+}
+
 impl EngineArgs {
     /// The options of a run. `seed` seeds requests that bring none.
     pub fn resolve(
@@ -385,13 +394,7 @@ impl EngineArgs {
         };
         let swap_space_bytes = gib("swap_space", self.swap_space.or(file.swap_space), DEFAULT_SWAP_SPACE_GIB)?;
         let cache_size = self.prefix_cache_size.or(file.prefix_cache_size);
-        let kv_cache_dtype = match self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()) {
-            None => KvCacheDtype::Auto,
-            Some(word) => KvCacheDtype::parse(word).ok_or_else(|| ConfigError::Invalid {
-                name: "kv_cache_dtype",
-                message: format!("must be one of {}, not `{word}`", KvCacheDtype::WORDS.join(", ")),
-            })?,
-        };
+        let kv_cache_dtype = kv_cache_dtype(self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()))?;
         Ok(EngineOptions {
             swap_space_bytes,
             prefix_cache_dir: self.prefix_cache_dir.clone().or(file.prefix_cache_dir.clone()),

@@ -22,18 +22,18 @@ use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError};
 use crate::recording::Recorder;
 use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
-use crate::telemetry::{BlockDelta, EngineSnapshot, RequestInfo, StepRecord, WaitReason};
+use crate::telemetry::{BlockDelta, RequestInfo, StepRecord, WaitReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+mod failures;
+mod snapshot;
 mod tiers;
 
 /// Snapshots of a busy engine are this far apart.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(33);
-/// Waiting requests that a snapshot shows.
-const MAX_WAITING_SHOWN: usize = 512;
 /// Ended requests that a snapshot still shows.
 const MAX_FINISHED: usize = 64;
 /// Failures of a step in a row before the requests of its plan are ended.
@@ -321,30 +321,6 @@ impl EngineCore {
         StepOutcome::Retry
     }
 
-    /// Ends the run of a request with an error.
-    pub(super) fn fail(&mut self, id: RequestId, error: &RunError) {
-        self.tell_failure(id, error);
-        // The sink has its terminal event: what the scheduler's end adds is not heard.
-        self.abort(id);
-    }
-
-    /// Ends every request with an error.
-    pub(super) fn fail_all(&mut self, error: &RunError) {
-        let held = self.prefetch.as_mut().map(Prefetch::release_all);
-        self.add_held(held.into_iter().flatten());
-        let ids: Vec<RequestId> = self.runs.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.fail(id, error));
-        self.shared.wake();
-    }
-
-    fn abort_cancelled(&mut self) {
-        // Those who run, so that the cost does not grow with the queue: a waiting one has its command, and holds nothing.
-        let running = self.scheduler.running().map(|seq| seq.id());
-        let is_cancelled = |id: &RequestId| self.run_by(*id).is_some_and(|run| run.events.is_cancelled());
-        let ids: Vec<RequestId> = running.filter(is_cancelled).collect();
-        ids.into_iter().for_each(|id| self.abort(id));
-    }
-
     /// Tells clients what the plan did with them, when the step started.
     fn tell_plan(&mut self, plan: &StepPlan, now_us: u64) {
         let at = StepTime { step: self.step, now_us };
@@ -501,54 +477,6 @@ impl EngineCore {
             events.for_each(drop);
             self.deltas.clear();
         }
-    }
-
-    /// Replaces the snapshot by the state as it is now.
-    pub(super) fn publish_snapshot(&mut self) {
-        self.published = Some(Instant::now());
-        let (config, totals) = (self.scheduler.config(), self.scheduler.totals());
-        let requests = self.request_infos();
-        let snapshot = EngineSnapshot {
-            step: self.step,
-            t_us: self.now_us(),
-            block_size: self.scheduler.kv().block_size(),
-            kv_bytes_per_block: self.model.kv_bytes_per_block,
-            kv: self.kv_totals(),
-            blocks: record::blocks(self.scheduler.kv()),
-            eviction_order: self.scheduler.kv().eviction_order().collect(),
-            host: record::host(self.scheduler.kv()),
-            watermark_blocks: config.watermark_blocks,
-            queue: record::queue(&self.scheduler, self.binding, &requests),
-            prefixes: record::prefixes(self.scheduler.kv()),
-            requests,
-            max_num_seqs: config.max_num_seqs,
-            max_tokens_per_step: config.max_tokens_per_step,
-            victim_policy: self.options.victim_policy,
-            preemptions_total: totals.preemptions,
-            swaps_total: totals.swaps,
-            recomputed_tokens_total: totals.recomputed_tokens,
-            computed_tokens_total: totals.computed_tokens,
-            copied_blocks_total: totals.copied_blocks,
-        };
-        self.shared.telemetry.publish(snapshot);
-    }
-
-    /// Running in batch order, the first that wait in queue order, the last ended.
-    fn request_infos(&self) -> Vec<RequestInfo> {
-        let mut infos = Vec::new();
-        for seq in self.scheduler.running() {
-            infos.extend(self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, None)));
-        }
-        let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
-        for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
-            let told = told.get(&seq.id()).copied();
-            let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
-            let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
-            let info = self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason)));
-            infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
-        }
-        infos.extend(self.finished.iter().cloned());
-        infos
     }
 
     /// Work ran out: shows the final state and checks the books.

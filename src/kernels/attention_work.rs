@@ -102,8 +102,9 @@ pub struct AttentionWork {
     pub num_slots: u32,
 }
 
-/// Cost of one more dispatch and of the merge, in ranges that one workgroup computes. Measured on lavapipe: a dispatch
-/// 43 µs, a range of three heads of 64 dims 22 µs.
+/// Cost of one more dispatch and of the merge, in ranges that one workgroup computes: an estimate from a dispatch of
+/// about 43 µs and a range of three heads of 64 dims of about 22 µs on lavapipe, as are the next ones; `bench kernels`
+/// shows what they come to.
 const MERGE_COST: u32 = 3;
 /// A row of fewer ranges is never worth splitting.
 const MIN_SPLIT: u32 = 3;

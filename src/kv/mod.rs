@@ -28,7 +28,9 @@ mod host_pool;
 mod integrity;
 mod pins;
 mod prefix_cache;
+mod taint;
 mod tiers;
+mod views;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
@@ -462,70 +464,6 @@ impl KvCache {
         if let Published::Now { hash, replaced } = published {
             self.show(id, hash, replaced);
         }
-    }
-
-    /// The content of these blocks is suspect: they cannot be found any more, and never again before they are freed.
-    pub fn taint(&mut self, table: &BlockTable) {
-        self.taint_from(table, 0);
-    }
-
-    /// As [`KvCache::taint`], for the table's blocks from the one on that holds `position`.
-    pub fn taint_from(&mut self, table: &BlockTable, position: u32) {
-        for &block in table.ids().iter().skip((position / self.config.block_size) as usize) {
-            if block != BlockId::NULL {
-                self.taint_block(block);
-            }
-        }
-        self.drop_suspect_pins();
-    }
-
-    fn taint_block(&mut self, block: BlockId) {
-        if self.pool.block(block).visibility == Visibility::Published {
-            self.forget_host(block);
-            self.prefix.forget(block);
-        }
-        self.pool.set_visibility(block, Visibility::Tainted);
-    }
-
-    pub fn counts(&self) -> KvCounts {
-        let header = &self.pool.header;
-        let (free, cached_idle) = (self.pool.num_free(), self.pool.num_idle());
-        KvCounts {
-            total: self.num_usable(),
-            used: self.num_usable() - free - cached_idle,
-            cached_idle,
-            free,
-            shared: header.num_shared,
-            saved: header.num_saved,
-            evicted_this_step: header.evicted_this_step,
-            pinned: header.num_pinned,
-            query_tokens: header.query_tokens,
-            hit_tokens: header.hit_tokens,
-            host_hit_tokens: header.host_hit_tokens,
-            disk_hit_tokens: header.disk_hit_tokens,
-            host: self.host.counts(),
-            partial_hit_tokens: header.partial_hit_tokens,
-            copied_blocks: header.copied_blocks,
-        }
-    }
-
-    /// One block, for the block map. Panics when `id` is outside the pool.
-    pub fn block(&self, id: BlockId) -> BlockView {
-        let block = self.pool.block(id);
-        let is_published = block.visibility == Visibility::Published;
-        BlockView {
-            state: block.state,
-            refs: block.refs,
-            filled: block.filled,
-            hash: is_published.then(|| self.prefix.hash_of(id)),
-            is_pinned: block.pins > 0,
-            last_step: block.last_step,
-        }
-    }
-
-    /// Every block in pool order, the null block first.
-    pub fn blocks(&self) -> impl Iterator<Item = BlockView> + '_ {
-        (0..self.config.num_blocks).map(|id| self.block(BlockId(id)))
     }
 
     /// Cached-idle blocks, next victim first.

@@ -95,6 +95,13 @@ impl KvCache {
         Some((tokens, self.prefix.key_of(last)))
     }
 
+    /// Lets the pin that came last go. False when there is none.
+    pub fn unpin_newest(&mut self) -> bool {
+        let Some(last) = self.pins.len().checked_sub(1) else { return false };
+        self.let_go(last);
+        true
+    }
+
     /// Lets the pinned prefix of this id go; its blocks stay in the cache until they are evicted. False when there is none.
     pub fn unpin(&mut self, id: u64) -> bool {
         let Some(at) = self.pins.iter().position(|pin| pin.id == id) else { return false };

@@ -118,6 +118,7 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         Op::Commit { sampled, not_finite, advances, .. } => {
             drop(scheduler.commit_gangs(&take(), sampled, not_finite, advances));
         }
+        Op::Taint { request, position } => scheduler.taint_from(*request, *position),
         Op::Release => scheduler.release(&take()),
         Op::Abandon => scheduler.abandon(&take()),
         Op::Blocks(_) => drop(scheduler.drain_block_events()),

@@ -52,6 +52,7 @@ impl Scheduler {
         assert_eq!(sampled.len(), plan.num_logits(), "one sampled token per row that wants logits");
         assert_eq!(not_finite.len(), sampled.len(), "one flag per sampled token");
         self.kv.commit();
+        self.taint_suspects();
         self.undo.clear();
         self.count_preemptions(plan);
         let gangs = self.gang_rows(plan);
@@ -100,6 +101,7 @@ impl Scheduler {
     pub fn release(&mut self, plan: &StepPlan) {
         self.note(|_| Op::Release);
         self.close(plan);
+        self.suspect.clear();
         self.kv.undo();
         while let Some(undo) = self.undo.pop() {
             self.apply(undo);
@@ -114,6 +116,7 @@ impl Scheduler {
     pub fn abandon(&mut self, plan: &StepPlan) {
         self.note(|_| Op::Abandon);
         self.close(plan);
+        self.suspect.clear();
         self.abandon_copies();
         self.kv.abandon();
         self.abandon_transfers();
@@ -162,6 +165,15 @@ impl Scheduler {
         }
         let max_blocks = ((seq.num_tokens() - 1) / self.kv.block_size()).min(MAX_SCORED_BLOCKS);
         self.kv.num_cached_blocks(&seq.chain, &seq.tokens, max_blocks) * self.kv.block_size()
+    }
+
+    /// Before full blocks become findable.
+    fn taint_suspects(&mut self) {
+        for (request, position) in std::mem::take(&mut self.suspect) {
+            if let Some(seq) = self.by_id.get(&request).and_then(|&idx| self.seqs[idx as usize].as_ref()) {
+                self.kv.taint_from(seq.table(), position);
+            }
+        }
     }
 
     fn close(&mut self, plan: &StepPlan) {

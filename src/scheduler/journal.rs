@@ -48,6 +48,11 @@ pub enum Op {
     Adopt(CachedContent),
     /// Its bytes did not come.
     DropAdopted(ContentId),
+    /// The step in flight found a request's blocks damaged from a position on.
+    Taint {
+        request: RequestId,
+        position: u32,
+    },
     /// The step ran. `rows` is what the scheduler made of it.
     Commit {
         sampled: Vec<TokenId>,

@@ -139,6 +139,8 @@ pub struct Scheduler {
     undo: Vec<Undo>,
     /// Ends that wait for the step in flight.
     deferred: Vec<(RequestId, FinishReason)>,
+    /// Damage that the step in flight found: in whose blocks, and from which position on.
+    suspect: Vec<(RequestId, u32)>,
     ended: Vec<Ended>,
     totals: Totals,
     journal: Option<Vec<Op>>,
@@ -178,6 +180,7 @@ impl Scheduler {
             in_flight: None,
             undo: Vec::new(),
             deferred: Vec::new(),
+            suspect: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
             journal: None,
@@ -275,12 +278,11 @@ impl Scheduler {
         true
     }
 
-    /// The content of a request's blocks is damaged from `position` on: those blocks are never found again.
-    pub fn taint_from(&mut self, id: RequestId, position: u32) {
-        let Scheduler { kv, seqs, .. } = self;
-        if let Some(seq) = seqs.iter().flatten().find(|seq| seq.id() == id) {
-            kv.taint_from(seq.table(), position);
-        }
+    /// The step in flight found the content of a request's blocks damaged from `position` on: from its commit on, those
+    /// blocks are never found again.
+    pub fn taint_from(&mut self, request: RequestId, position: u32) {
+        self.note(|_| Op::Taint { request, position });
+        self.suspect.push((request, position));
     }
 
     /// The requests that ended since the last call, in order.
@@ -299,6 +301,7 @@ impl Scheduler {
         self.note(|_| Op::Restart(kv.config()));
         self.in_flight = None;
         self.undo.clear();
+        self.suspect.clear();
         self.totals.copied_blocks += self.kv.counts().copied_blocks;
         let mut pins = self.kv.take_lost_pins();
         pins.extend(self.kv.pin_specs().cloned());

@@ -94,6 +94,7 @@ impl Scheduler {
     /// Decides the next step. Blocks are reserved for it; it must be followed by `commit`, `release` or `abandon`.
     pub fn plan_step(&mut self, inputs: PlanInputs) -> StepPlan {
         assert!(self.in_flight.is_none(), "step {} is planned while another is in flight", inputs.step);
+        self.yield_pins();
         self.kv.begin(inputs.step);
         self.in_flight = Some(inputs.step);
         self.last_step = inputs.step;
@@ -151,8 +152,13 @@ impl Scheduler {
             }
             let num_tokens = self.chunk(self.num_plannable(idx), draft);
             let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
-            if num_tokens > 0 && self.make_room(idx, num_tokens, draft) {
+            if num_tokens == 0 {
+                continue;
+            }
+            if self.make_room(idx, num_tokens, draft) {
                 self.plan_row(idx, num_tokens, None, draft);
+            } else if !is_one {
+                draft.shares.give_back(num_tokens);
             }
         }
         self.order = order;

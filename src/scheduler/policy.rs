@@ -31,8 +31,8 @@ pub(super) fn claimed_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerCon
     if is_protected(seq, config) { promised_blocks(seq, kv, config) } else { 0 }
 }
 
-/// What each running sequence that is not protected is ranked by, in batch order: the last of the highest gives way. Beams give way with
-/// their leader.
+/// What each running sequence that is not protected is ranked by, in batch order: the last of the highest gives way.
+/// Beams give way with their leader.
 pub(super) fn victim_scores<'a>(
     running: impl Iterator<Item = &'a Sequence>,
     config: &SchedulerConfig,

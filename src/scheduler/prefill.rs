@@ -44,6 +44,11 @@ impl Shares {
         self.rest -= more;
         even + more
     }
+
+    /// A part that was taken is not used: it is for the next who need more.
+    pub fn give_back(&mut self, tokens: u32) {
+        self.rest += tokens;
+    }
 }
 
 impl Scheduler {
@@ -73,8 +78,12 @@ impl Scheduler {
         let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
         let query_tokens = seq.num_tokens() - 1;
         let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
-        let (hit, _) = self.found(seq, hit);
-        if self.will_be_computed(seq, hit, query_tokens) {
+        let restorable = self.kv.restorable(hit, seq.swapped.as_ref());
+        let is_restored = restorable > hit.tokens;
+        let hit = if is_restored { self.kv.whole_blocks(hit) } else { self.found(seq, hit).0 };
+        let tokens = if is_restored { restorable } else { hit.tokens };
+        let ahead = PrefixHit { num_blocks: tokens / self.kv.block_size(), tokens, ..hit };
+        if self.will_be_computed(seq, ahead, query_tokens) {
             return None;
         }
         let promised = self.running.iter().map(|idx| self.promised(*idx)).sum();
@@ -85,7 +94,7 @@ impl Scheduler {
         policy::may_join(self.needed_to_join(idx), hit, &room).ok()?;
         let seq = self.seq(idx);
         let wanted = seq.num_tokens() - u32::from(self.is_held(seq));
-        Some(wanted.saturating_sub(hit.tokens.min(query_tokens)).max(1))
+        Some(wanted.saturating_sub(tokens.min(query_tokens)).max(1))
     }
 
     /// A running prompt is on its way to what `seq` needs next, its parent's or an equal one: `seq` will wait to share it.
@@ -119,6 +128,14 @@ mod tests {
     fn shares(pool: u32, demands: &[u32]) -> Vec<u32> {
         let mut shares = Shares::new(pool, &mut demands.to_vec());
         demands.iter().map(|demand| shares.take(*demand)).collect()
+    }
+
+    #[test]
+    fn what_is_given_back_goes_to_the_next() {
+        let mut shares = Shares::new(1, &mut [90, 90]);
+        assert_eq!([shares.take(90), shares.take(90)], [1, 0]);
+        shares.give_back(1);
+        assert_eq!(shares.take(90), 1);
     }
 
     #[test]

@@ -91,7 +91,9 @@ impl Scheduler {
     pub fn unpin(&mut self, id: u64) -> bool {
         assert!(self.in_flight.is_none(), "prefixes are handled between steps");
         self.note(|_| Op::Unpin { prefix: id });
-        self.kv.unpin(id)
+        let was_pinned = self.kv.unpin(id);
+        self.recount_pinning();
+        was_pinned
     }
 
     /// Forgets a prefix that is not pinned; returns how many blocks that were.
@@ -122,6 +124,37 @@ impl Scheduler {
         total - pinned + self.kv.num_pinned_of(&chain, prompt, max_blocks)
     }
 
+    /// Pins give way, the newest first, where a running request (or the next, while none runs) could never end beside
+    /// them: its prompt may have counted on a pinned block that it then could not share.
+    pub(super) fn yield_pins(&mut self) {
+        while self.kv.num_pinned() > 0 {
+            let room = self.kv.num_usable() - self.kv.num_pinned();
+            let next = self.waiting.first().filter(|_| self.running.is_empty());
+            // The beams of a search count with their leader.
+            let parties = self.running.iter().copied().chain(next).map(|idx| self.seq(idx));
+            let mut parties = parties.filter(|seq| seq.pin.is_none() && !seq.is_follower());
+            if !parties.any(|seq| self.own_blocks(seq) > room) {
+                return;
+            }
+            self.kv.unpin_newest();
+            self.recount_pinning();
+        }
+    }
+
+    /// Blocks that a request may come to hold and no pin holds for it.
+    fn own_blocks(&self, seq: &Sequence) -> u32 {
+        let shared = match seq.table.num_blocks() {
+            0 => {
+                let max_tokens = seq.num_tokens().saturating_sub(1 + u32::from(self.is_held(seq)));
+                // What the beams of a search have in common for sure is their prompt.
+                let max_tokens = if seq.gang.is_some() { max_tokens.min(seq.num_prompt) } else { max_tokens };
+                self.kv.num_pinned_of(&seq.chain, &seq.tokens, max_tokens / self.kv.block_size())
+            }
+            _ => seq.table.ids().iter().filter(|id| self.kv.block(**id).is_pinned).count() as u32,
+        };
+        self.most_blocks(seq).saturating_sub(shared)
+    }
+
     /// Blocks that pins may take beside the requests that live now.
     fn pin_limit(&self) -> u32 {
         let total = self.kv.num_usable();
@@ -150,8 +183,26 @@ impl Scheduler {
         self.ended.push(Ended { request: seq.id, outcome, usage, tokens: seq.tokens, key: seq.key, parent });
     }
 
+    /// A pin under way counts what others do not pin yet: it takes over what one of them lets go.
+    fn recount_pinning(&mut self) {
+        if self.pinning_blocks == 0 && self.kv.num_pinned() == 0 {
+            return;
+        }
+        self.pinning_blocks = 0;
+        let (kv, size) = (&self.kv, self.kv.block_size());
+        for seq in self.seqs.iter_mut().flatten() {
+            let Some(pinning) = &mut seq.pin else { continue };
+            let num_blocks = pinning.spec.tokens.len() as u32 / size;
+            pinning.needed = num_blocks - kv.num_pinned_of(&seq.chain, &pinning.spec.tokens, num_blocks);
+            self.pinning_blocks += pinning.needed;
+        }
+    }
+
     /// Computes these pins again, under the ids that they had; what cannot be pinned any more is told as an end.
     pub(super) fn renew_pins(&mut self, specs: Vec<PinSpec>) {
+        if !specs.is_empty() {
+            self.recount_pinning();
+        }
         for spec in specs {
             let PinSpec { request, name, tokens, key, client } = spec;
             let pin = NewPin { id: request, name, tokens, cache_salt: key.salt, adapter: key.adapter, client };

@@ -3,7 +3,6 @@
 use super::runner::{Client, Run};
 use super::world::FIRST_PIN;
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::RunError;
 use crate::scheduler::{NewFork, NewSequence, QueuePlace, Scheduler, SeqStatus};
 
 /// Forks of one world at most.
@@ -87,20 +86,8 @@ impl Run {
         let key = source.cache_key();
         let whole = NewSequence { prompt: whole, cache_salt: key.salt, adapter: key.adapter, ..new.clone() };
         let capacity = self.capacity_for(&whole);
-        let mut client = Client::new(&self.world, whole, capacity, None);
-        let is_impossible = client.expected.is_none();
-        match self.scheduler.fork(parent, NewFork { keep_tokens, sequence: new, place }) {
-            Ok(()) if is_impossible => return Err("a fork that can never fit was taken".into()),
-            Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
-                return Err(format!("a fork that fits was refused: {error}"));
-            }
-            Ok(()) => {}
-            Err(error) => {
-                self.stats.refused += 1;
-                client.end = Some(Err(error));
-            }
-        }
-        self.clients.push(client);
-        Ok(())
+        let client = Client::new(&self.world, whole, capacity, None);
+        let taken = self.scheduler.fork(parent, NewFork { keep_tokens, sequence: new, place });
+        self.enter(client, taken).map_err(|message| format!("fork: {message}"))
     }
 }

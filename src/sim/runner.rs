@@ -226,9 +226,15 @@ impl Run {
     ) -> Result<(), String> {
         let new = NewSequence { id: RequestId(self.clients.len() as u64 + 1), ..new };
         let capacity = self.capacity_for(&new);
-        let mut client = Client::new(&self.world, new.clone(), capacity, stop_string);
+        let client = Client::new(&self.world, new.clone(), capacity, stop_string);
+        let taken = add(&mut self.scheduler, new);
+        self.enter(client, taken)
+    }
+
+    /// A client comes in with the scheduler's answer, which must be what the world allows.
+    pub(super) fn enter(&mut self, mut client: Client, taken: Result<(), RunError>) -> Result<(), String> {
         let is_impossible = client.expected.is_none();
-        match add(&mut self.scheduler, new) {
+        match taken {
             Ok(()) if is_impossible => return Err("a request that can never fit was taken".into()),
             Err(error) if !is_impossible && !matches!(error, RunError::QueueFull { .. }) => {
                 return Err(format!("a request that fits was refused: {error}"));

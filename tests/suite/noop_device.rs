@@ -60,7 +60,7 @@ fn a_norm_and_a_product_are_recorded_as_one_pass() {
     norm.record(&mut recording, 8);
     product.record(&mut recording, 8);
     let text = recording.to_string();
-    assert!(text.contains("norm: 8 x norm[I8 SG=64]") && text.contains("qkv: 2 x matmul_i8"), "{text}");
+    assert!(text.contains("norm: 8 x norm[I8 NORMS RMS SG=64]") && text.contains("qkv: 2 x matmul_i8"), "{text}");
     let mut replayer = Replayer::new(&gpu);
     let ticket = replayer.submit(&gpu, &recording, &[]).unwrap();
     let stats = replayer.wait(&gpu, ticket).unwrap().stats;

@@ -323,6 +323,22 @@ fn pins_leave_room_for_those_who_live_and_say_so() {
 }
 
 #[test]
+fn a_pin_under_way_counts_what_a_shorter_one_lets_go() {
+    let mut engine = Engine::new(20, limits(2));
+    pin(&mut engine, 1, &prompt(12, 0)).expect("three blocks");
+    engine.run_to_end();
+    pin(&mut engine, 2, &prompt(16, 0)).expect("one block more");
+    let first = engine.scheduler.kv().prefixes(1)[0].id;
+    assert!(engine.scheduler.unpin(first));
+    let refused = engine.try_add(3, &prompt(60, 3), StopRules::max_tokens(8));
+    assert_eq!(refused, Err(RunError::NeverFits { needed: 17, total: 16 }));
+    engine.add(4, &prompt(60, 4), 4);
+    engine.run_to_end();
+    assert_eq!(engine.scheduler.kv().counts().pinned, 4);
+    assert_eq!(engine.output[&4], alone(&prompt(60, 4), 4));
+}
+
+#[test]
 fn pins_are_computed_again_after_a_lost_device() {
     let mut engine = Engine::new(20, limits(2));
     pin(&mut engine, 1, &prompt(18, 0)).expect("it fits");

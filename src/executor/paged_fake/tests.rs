@@ -1,3 +1,7 @@
+//! Tests of the paged memory of hashes: what a wrong block, slot or copy does to the tokens.
+
+//! The fake gives what the formula gives, and notices what a scheduler may get wrong.
+
 use super::*;
 use crate::batch::{BatchRow, HostTransfer, LogitRow, RowLogits};
 use crate::ids::{BlockId, SeqSlot};

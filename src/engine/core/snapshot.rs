@@ -1,0 +1,61 @@
+//! The latest state, copied out for readers.
+
+use super::EngineCore;
+use crate::engine::record;
+use crate::ids::RequestId;
+use crate::telemetry::{EngineSnapshot, RequestInfo, WaitReason};
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// Waiting requests that a snapshot shows.
+const MAX_WAITING_SHOWN: usize = 512;
+
+impl EngineCore {
+    /// Replaces the snapshot by the state as it is now.
+    pub(in crate::engine) fn publish_snapshot(&mut self) {
+        self.published = Some(Instant::now());
+        let (config, totals) = (self.scheduler.config(), self.scheduler.totals());
+        let requests = self.request_infos();
+        let snapshot = EngineSnapshot {
+            step: self.step,
+            t_us: self.now_us(),
+            block_size: self.scheduler.kv().block_size(),
+            kv_bytes_per_block: self.model.kv_bytes_per_block,
+            kv: self.kv_totals(),
+            blocks: record::blocks(self.scheduler.kv()),
+            eviction_order: self.scheduler.kv().eviction_order().collect(),
+            host: record::host(self.scheduler.kv()),
+            watermark_blocks: config.watermark_blocks,
+            queue: record::queue(&self.scheduler, self.binding, &requests),
+            prefixes: record::prefixes(self.scheduler.kv()),
+            requests,
+            max_num_seqs: config.max_num_seqs,
+            max_tokens_per_step: config.max_tokens_per_step,
+            victim_policy: self.options.victim_policy,
+            preemptions_total: totals.preemptions,
+            swaps_total: totals.swaps,
+            recomputed_tokens_total: totals.recomputed_tokens,
+            computed_tokens_total: totals.computed_tokens,
+            copied_blocks_total: totals.copied_blocks,
+        };
+        self.shared.telemetry.publish(snapshot);
+    }
+
+    /// Running in batch order, the first that wait in queue order, the last ended.
+    fn request_infos(&self) -> Vec<RequestInfo> {
+        let mut infos = Vec::new();
+        for seq in self.scheduler.running() {
+            infos.extend(self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, None)));
+        }
+        let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
+        for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
+            let told = told.get(&seq.id()).copied();
+            let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
+            let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
+            let info = self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason)));
+            infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
+        }
+        infos.extend(self.finished.iter().cloned());
+        infos
+    }
+}
