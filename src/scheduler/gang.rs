@@ -196,15 +196,17 @@ impl Scheduler {
         if id != seq.id {
             0
         } else if policy::is_protected(seq, &self.config) {
-            // A block found in part is in the table until it is copied, and then beside the copy until the step is over.
-            let is_found_in_part = |idx: &&SeqIdx| {
-                let seq = self.seq(**idx);
-                let tail = seq.table.ids().get((seq.num_valid / self.kv.block_size()) as usize);
+            // A block found in part is there until each beam that sees it has a copy, and then until the step is over.
+            let found_in_part = |idx: &SeqIdx| {
+                let seq = self.seq(*idx);
+                let tail = seq.table.ids().get((seq.num_valid / self.kv.block_size()) as usize).copied();
                 let is_partial = !seq.num_valid.is_multiple_of(self.kv.block_size());
-                is_partial && tail.is_some_and(|id| self.kv.block(*id).hash.is_some())
+                tail.filter(|id| is_partial && self.kv.block(*id).hash.is_some())
             };
-            let found_in_part = gang.members.iter().filter(is_found_in_part).count() as u32;
-            (gang.max_blocks + found_in_part).saturating_sub(self.held_blocks(gang))
+            let mut sources: Vec<BlockId> = gang.members.iter().filter_map(found_in_part).collect();
+            sources.sort_unstable();
+            sources.dedup();
+            (gang.max_blocks + sources.len() as u32).saturating_sub(self.held_blocks(gang))
         } else {
             let of_known = |&idx: &SeqIdx| {
                 let seq = self.seq(idx);

@@ -162,7 +162,7 @@ struct Setup {
 /// An engine on this model in the reference mode, or `None` where there is no adapter.
 fn engine(model: &Path, setup: Setup) -> Option<EngineHandle> {
     let options = EngineOptions {
-        max_model_len: Some(100),
+        max_model_len: Some(100.min((setup.num_blocks - 1) * setup.block_size)),
         max_num_seqs: 8,
         max_num_batched_tokens: 256,
         block_size: setup.block_size,
