@@ -3,8 +3,7 @@
 //! "Writing K and V" at position p stores a hash of the value *read back through the block table* at p - 1, the token
 //! and p; "attention" hashes values it reads back the same way; the next token is drawn from that hash. A wrong slot, a
 //! stale prefix block, a block handed out twice or an off-by-one changes a token. [`UnpagedRun`] is the same arithmetic
-//! without pages: what each request must get.
-//! It does not imitate a language model: text mode only makes output that looks like words.
+//! without pages: what each request must get. It does not imitate a language model: text mode makes up words.
 
 mod unpaged;
 
@@ -448,13 +447,10 @@ fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs 
 
 /// For beams: log-probabilities that hang on all that was read, so that whatever is read wrongly changes the ranking.
 fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> TokenLogprobs {
-    let mut logprob = 0.0;
-    let mut next = |rank: u32| {
-        logprob -= 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
-        ((token + rank) % vocab_size, logprob)
-    };
-    let top: Vec<(TokenId, f32)> = (0..u32::from(asked).min(vocab_size)).map(&mut next).collect();
-    TokenLogprobs { token, logprob: top.first().map_or(0.0, |first| first.1), top }
+    let step = |rank: u32| 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
+    let logprob = |rank: u32| (0..=rank).fold(0.0, |sum, rank| sum - step(rank));
+    let top = (0..u32::from(asked).min(vocab_size)).map(|rank| ((token + rank) % vocab_size, logprob(rank))).collect();
+    TokenLogprobs { token, logprob: logprob(0), top }
 }
 
 #[cfg(test)]

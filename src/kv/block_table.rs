@@ -1,5 +1,6 @@
 //! Which physical block holds which part of one sequence.
 
+use super::MAX_GROUPS;
 use crate::ids::{BlockId, RequestId};
 
 /// The blocks of one sequence in logical order. A row holds `block_size` positions and has a block for each layer group:
@@ -116,6 +117,11 @@ impl BlockTable {
         self.slots = self.slots.max(slots);
     }
 
+    /// The last block of a table that follows another may be shared in part.
+    pub(super) fn set_slots(&mut self, slots: u32) {
+        self.slots = slots;
+    }
+
     /// Puts another block in the place of one.
     pub(super) fn replace(&mut self, logical: u32, block: BlockId) {
         self.blocks[logical as usize] = block;
@@ -125,21 +131,46 @@ impl BlockTable {
     pub(super) fn truncate(&mut self, len: u32, slots: u32) {
         self.blocks.truncate(len as usize);
         self.slots = slots;
+        if self.num_null > 0 {
+            let num_rows = self.num_rows();
+            self.null_rows.iter_mut().for_each(|rows| *rows = (*rows).min(num_rows));
+            self.num_null = self.null_rows.iter().sum();
+        }
     }
 
-    /// How long the table is, and the block that may be replaced.
-    pub(super) fn mark(&self, tail: Option<(u32, BlockId)>) -> TableMark {
-        TableMark { len: self.blocks.len() as u32, slots: self.slots, tail }
+    /// The blocks of a row.
+    pub(super) fn row(&self, row: u32) -> &[BlockId] {
+        let start = ((row * self.num_groups) as usize).min(self.blocks.len());
+        &self.blocks[start..(start + self.num_groups as usize).min(self.blocks.len())]
+    }
+
+    /// How long the table is, and the row whose blocks may be replaced.
+    pub(super) fn mark(&self, row: u32) -> TableMark {
+        let mut tail = [BlockId::NULL; MAX_GROUPS];
+        let blocks = self.row(row);
+        tail[..blocks.len()].copy_from_slice(blocks);
+        let tail_row = (!blocks.is_empty()).then_some(row);
+        TableMark { len: self.blocks.len() as u32, slots: self.slots, tail_row, tail }
+    }
+
+    /// Back to what was marked.
+    pub(super) fn rewind(&mut self, mark: &TableMark) {
+        self.truncate(mark.len, mark.slots);
+        if let Some(row) = mark.tail_row {
+            let (start, width) = ((row * self.num_groups) as usize, self.num_groups as usize);
+            self.blocks[start..start + width].copy_from_slice(&mark.tail[..width]);
+        }
     }
 }
 
 /// How long a table was before a reservation, to go back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableMark {
-    pub(super) len: u32,
-    pub(super) slots: u32,
-    /// The block that the reservation may replace by a copy.
-    pub(super) tail: Option<(u32, BlockId)>,
+    len: u32,
+    slots: u32,
+    /// The row whose blocks the reservation may replace by copies, and those blocks.
+    tail_row: Option<u32>,
+    tail: [BlockId; MAX_GROUPS],
 }
 
 /// The table of a preempted sequence, kept until its step commits: its blocks are given back already, and only the

@@ -5,7 +5,7 @@
 //! writes what another one writes, so their order does not matter; a copy of suspect content is suspect.
 
 use super::block_pool::{Unheld, Visibility};
-use super::{BlockEvent, BlockTable, KvCache, KvGroups};
+use super::{BlockEvent, BlockTable, KvCache, lowest_seen};
 use crate::ids::{BlockId, RequestId};
 
 /// K and V of all layers of one block become those of another, before the forward pass of the step.
@@ -38,55 +38,92 @@ impl KvCache {
     /// get as a copy is taken from its source.
     pub fn share(&mut self, table: &mut BlockTable, parent: &BlockTable, slots: u32) {
         assert_eq!(table.num_rows(), 0, "blocks are shared with an empty table");
-        assert_eq!(self.config.groups, KvGroups::ONE, "only tables of one group are shared");
         assert!(slots <= parent.slots(), "{slots} slots of {} are shared", parent.slots());
-        for logical in 0..self.blocks_for(slots) {
-            let block = self.source_of(parent.ids()[logical as usize]);
-            self.pool.hold(block);
-            table.push(block);
-            self.events.push(BlockEvent::Share { block, request: table.owner(), logical });
-        }
+        self.share_rows(table, parent, 0, slots);
         table.raise_slots(slots);
+    }
+
+    /// Appends the parent's rows from `row` on.
+    fn share_rows(&mut self, table: &mut BlockTable, parent: &BlockTable, row: u32, slots: u32) {
+        let groups = self.config.groups;
+        for (group, window) in groups.windows().enumerate() {
+            let seen = lowest_seen(window, slots) / self.config.block_size;
+            assert!(parent.null_rows(group as u32) <= seen, "a row of group {group} that is shared slid out");
+        }
+        table.shape(groups.num());
+        for logical in row * groups.num()..self.blocks_for(slots) * groups.num() {
+            let block = self.source_of(parent.ids()[logical as usize]);
+            table.push(block);
+            if block != BlockId::NULL {
+                self.pool.hold(block);
+                self.events.push(BlockEvent::Share { block, request: table.owner(), logical });
+            }
+        }
+    }
+
+    /// Makes a table hold what positions `0..slots` of `parent` hold, keeping the blocks that it has in common with it.
+    pub fn follow(&mut self, table: &mut BlockTable, parent: &BlockTable, slots: u32) {
+        assert!(slots <= parent.slots(), "{slots} slots of {} are shared", parent.slots());
+        let end = (self.blocks_for(slots) * self.config.groups.num()) as usize;
+        let common = table.ids().iter().zip(&parent.ids()[..end]).take_while(|(a, b)| a == b).count() as u32;
+        let rows = common / self.config.groups.num();
+        self.shorten(table, rows * self.config.block_size);
+        self.share_rows(table, parent, rows, slots);
+        table.set_slots(slots);
     }
 
     /// Blocks that [`KvCache::reserve`] takes to make positions `valid..slots` writable.
     pub fn needed_blocks(&self, table: &BlockTable, valid: u32, slots: u32) -> u32 {
         let added = self.blocks_for(slots).saturating_sub(table.num_rows()) * self.config.groups.num();
-        added + u32::from(slots > valid && self.must_copy(table, valid))
+        added + if slots > valid { self.must_copy(table, valid) } else { 0 }
     }
 
     /// Copies the block that holds the last of the first `valid` positions, unless it is full of them: what its other
     /// holders write is no longer seen.
     pub fn own_tail(&mut self, table: &mut BlockTable, valid: u32) {
-        if !valid.is_multiple_of(self.config.block_size) {
-            self.copy_tail(table, valid);
+        let (row, filled) = (valid / self.config.block_size, valid % self.config.block_size);
+        let first = row * self.config.groups.num();
+        let num = if filled == 0 { 0 } else { self.config.groups.num() };
+        for logical in first..first + num {
+            self.copy_block(table, logical, filled);
         }
     }
 
     /// True when one table alone sees the block, so that its row may write it; a copy reads it before.
     pub fn is_writable(&self, id: BlockId) -> bool {
         let block = self.pool.block(id);
-        let copied_from = self.copies.iter().filter(|pending| pending.copy.from == id).count() as u32;
-        block.refs == copied_from + 1 && block.visibility != Visibility::Published
+        block.refs == self.num_copied_from(id) + 1 && block.visibility != Visibility::Published
     }
 
-    /// Undoes the copy that the open step has for this table, if any: the table sees the source again, and the copy's
-    /// block is given back. Positions from the returned one on are not writable.
+    /// Copies of the open step that read the block.
+    pub(super) fn num_copied_from(&self, id: BlockId) -> u32 {
+        self.copies.iter().filter(|pending| pending.copy.from == id).count() as u32
+    }
+
+    /// Undoes the copies that the open step has for this table, if any: the table sees the sources again, and the blocks
+    /// of the copies are given back. Positions from the returned one on are not writable.
     pub fn cancel_copy(&mut self, table: &mut BlockTable) -> Option<u32> {
-        let at = self.copies.iter().position(|pending| pending.request == table.owner())?;
-        let PendingCopy { copy, request, logical } = self.copies.remove(at);
-        table.replace(logical, copy.from);
-        self.pool.header.copied_blocks -= 1;
-        self.unref(copy.to, request);
-        Some(logical * self.config.block_size)
+        let mut first = None;
+        while let Some(at) = self.copies.iter().position(|pending| pending.request == table.owner()) {
+            let PendingCopy { copy, request, logical } = self.copies.remove(at);
+            table.replace(logical, copy.from);
+            self.pool.header.copied_blocks -= 1;
+            self.unref(copy.to, request);
+            first = Some(logical / self.config.groups.num() * self.config.block_size);
+        }
+        first
     }
 
     /// Takes back the blocks of positions `slots..`; `slots` ends a block.
     pub fn shorten(&mut self, table: &mut BlockTable, slots: u32) {
         assert!(slots.is_multiple_of(self.config.block_size), "a table is cut between blocks");
-        let keep = self.blocks_for(slots).min(table.num_blocks());
-        for i in (keep..table.num_blocks()).rev() {
-            self.unref(table.ids()[i as usize], table.owner());
+        let len = table.ids().len() as u32;
+        let keep = (self.blocks_for(slots) * self.config.groups.num()).min(len);
+        for i in (keep..len).rev() {
+            let block = table.ids()[i as usize];
+            if block != BlockId::NULL {
+                self.unref(block, table.owner());
+            }
         }
         table.truncate(keep, slots.min(table.slots()));
     }
@@ -108,20 +145,28 @@ impl KvCache {
         }
     }
 
-    /// True when position `valid` lies in a block that others see, or that can be found.
-    pub(super) fn must_copy(&self, table: &BlockTable, valid: u32) -> bool {
+    /// How many blocks of the row in which position `valid` lies others see, or can be found: none at its start.
+    pub(super) fn must_copy(&self, table: &BlockTable, valid: u32) -> u32 {
         let size = self.config.block_size;
-        // With layer groups, tables share whole rows only.
-        if self.config.groups != KvGroups::ONE {
-            return false;
+        if valid.is_multiple_of(size) {
+            return 0;
         }
-        let Some(&id) = table.ids().get((valid / size) as usize) else { return false };
-        !valid.is_multiple_of(size) && !self.is_writable(id)
+        table.row(valid / size).iter().filter(|id| !self.is_writable(**id)).count() as u32
     }
 
-    /// Replaces the block of position `valid` by a copy of which the first `valid % block_size` slots count.
+    /// Replaces the blocks of position `valid` that are not the table's own by copies of which the first
+    /// `valid % block_size` slots count.
     pub(super) fn copy_tail(&mut self, table: &mut BlockTable, valid: u32) {
-        let (logical, filled) = (valid / self.config.block_size, valid % self.config.block_size);
+        let (row, filled) = (valid / self.config.block_size, valid % self.config.block_size);
+        let first = row * self.config.groups.num();
+        for logical in first..first + self.config.groups.num() {
+            if !self.is_writable(table.ids()[logical as usize]) {
+                self.copy_block(table, logical, filled);
+            }
+        }
+    }
+
+    fn copy_block(&mut self, table: &mut BlockTable, logical: u32, filled: u32) {
         let (request, from) = (table.owner(), table.ids()[logical as usize]);
         let to = self.take_block(request, logical);
         self.pool.fill(to, filled);
@@ -143,7 +188,7 @@ impl KvCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{CacheKey, KvConfig};
+    use crate::kv::{CacheKey, KvConfig, KvGroups};
 
     fn cache(num_blocks: u32) -> KvCache {
         KvCache::new(KvConfig { num_blocks, block_size: 4, groups: KvGroups::ONE, enable_prefix_cache: true })

@@ -119,9 +119,9 @@ pub struct PrefixHit {
     pub num_blocks: u32,
     /// Tokens found, those in a block found in part included.
     pub tokens: u32,
-    /// Physical blocks that stand for them, over all groups: a windowed group has those that the next token sees.
-    pub num_held: u32,
-    /// How many of these are cached-idle: they stop being available once attached.
+    /// Physical blocks found whole, over all groups: a windowed group has those that the next token sees.
+    pub num_whole: u32,
+    /// How many of all that were found are cached-idle: they stop being available once attached.
     pub num_idle: u32,
     /// How many of these are in windowed groups and held by other tables: letting one go gives nothing back.
     pub num_shared: u32,
@@ -345,7 +345,7 @@ impl KvCache {
         if needed > available {
             return Err(OutOfBlocks { needed, available });
         }
-        if slots > valid && self.must_copy(table, valid) {
+        if slots > valid && self.must_copy(table, valid) > 0 {
             self.copy_tail(table, valid);
         }
         table.shape(self.config.groups.num());
@@ -359,18 +359,12 @@ impl KvCache {
 
     /// How long the table is before a reservation from `valid` on, for [`KvCache::rewind`].
     pub fn mark(&self, table: &BlockTable, valid: u32) -> TableMark {
-        // Only a model with one group copies.
-        let logical = valid / self.config.block_size;
-        let tail = table.ids().get(logical as usize).filter(|_| self.config.groups == KvGroups::ONE);
-        table.mark(tail.map(|&block| (logical, block)))
+        table.mark(valid / self.config.block_size)
     }
 
     /// Puts a table back to its length before the step, beside [`KvCache::undo`] which takes the blocks back.
     pub fn rewind(&self, table: &mut BlockTable, mark: TableMark) {
-        table.truncate(mark.len, mark.slots);
-        if let Some((logical, block)) = mark.tail {
-            table.replace(logical, block);
-        }
+        table.rewind(&mark);
     }
 
     /// Takes all blocks back. Published ones stay findable, the last one being the next to be evicted.
@@ -433,7 +427,7 @@ impl KvCache {
         for (i, &block) in self.hit.iter().enumerate().filter(|(_, block)| **block != BlockId::NULL) {
             let is_idle = self.pool.block(block).state == BlockState::CachedIdle;
             let is_windowed = self.config.groups.window(i as u32 % self.config.groups.num()).is_some();
-            hit.num_held += 1;
+            hit.num_whole += u32::from((i as u32) < num_blocks * self.config.groups.num());
             hit.num_idle += u32::from(is_idle);
             hit.num_shared += u32::from(!is_idle && is_windowed);
         }

@@ -149,7 +149,7 @@ impl KvCache {
         let size = self.config.block_size;
         let num_found = first + hosts.len() as u32;
         let hit =
-            PrefixHit { num_blocks: first, tokens: first * size, num_host: hosts.len() as u32, ..PrefixHit::default() };
+            PrefixHit { num_blocks: first, num_whole: first, tokens: first * size, num_host: hosts.len() as u32, ..PrefixHit::default() };
         let computed = self.restorable(hit, swapped.as_ref());
         for &host in &hosts {
             let from_disk = self.host.touch(host);

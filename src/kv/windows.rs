@@ -3,6 +3,7 @@
 //! Guarantees: a block is given back only when no token from a position on sees it; what was published stays findable.
 
 use super::{BlockTable, KvCache, lowest_seen};
+use crate::ids::BlockId;
 
 impl KvCache {
     /// Blocks that a sequence holds at most until its first `tokens` positions are computed, `chunk` of them in a step.
@@ -15,14 +16,19 @@ impl KvCache {
         self.config.groups.tokens_in(blocks, limit, chunk, self.config.block_size)
     }
 
-    /// Blocks of windowed groups that other tables hold too: when they slide out, nothing becomes available.
-    pub fn num_shared_in_windows(&self, table: &BlockTable) -> u32 {
+    /// Blocks of windowed groups that tables other than these hold too: when they slide out, nothing becomes available.
+    pub fn num_shared_in_windows<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> u32 {
         if !self.config.groups.has_windows() {
             return 0;
         }
-        let windowed = (0..table.num_groups()).filter(|group| self.config.groups.window(*group).is_some());
-        let blocks = windowed.flat_map(|group| table.group(group).skip(table.null_rows(group) as usize));
-        blocks.filter(|block| self.pool.block(*block).refs > 1).count() as u32
+        let mut blocks = Vec::new();
+        for table in tables {
+            let windowed = (0..table.num_groups()).filter(|group| self.config.groups.window(*group).is_some());
+            blocks.extend(windowed.flat_map(|group| table.group(group).skip(table.null_rows(group) as usize)));
+        }
+        blocks.sort_unstable();
+        let is_shared = |own: &&[BlockId]| self.pool.block(own[0]).refs > own.len() as u32 + self.num_copied_from(own[0]);
+        blocks.chunk_by(|a, b| a == b).filter(is_shared).count() as u32
     }
 
     /// Takes back the blocks that no token from `position` on sees, and says how many. Published ones stay findable.

@@ -28,7 +28,7 @@ pub(super) fn promised_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerCo
     }
     let held = seq.table.num_blocks();
     // What a window shares with others is not given back when it slides out: it is promised anew.
-    let shared = if is_protected(seq, config) { kv.num_shared_in_windows(&seq.table) } else { 0 };
+    let shared = if is_protected(seq, config) { kv.num_shared_in_windows([&seq.table]) } else { 0 };
     kv.blocks_needed(tokens, chunk(seq.num_remaining(), config)).saturating_sub(held) + shared
 }
 
@@ -43,6 +43,7 @@ pub(super) fn chunk(remaining: u32, config: &SchedulerConfig) -> u32 {
 }
 
 /// What each running sequence that is not protected is ranked by, in batch order: the last of the highest gives way.
+/// Beams give way with their leader.
 pub(super) fn victim_scores<'a>(
     running: impl Iterator<Item = &'a Sequence>,
     config: &SchedulerConfig,
@@ -54,7 +55,7 @@ pub(super) fn victim_scores<'a>(
     };
     running
         .enumerate()
-        .filter(|(_, seq)| !is_protected(seq, config))
+        .filter(|(_, seq)| !is_protected(seq, config) && !seq.is_follower())
         .map(|(at, seq)| (seq.id(), score((at, seq))))
         .collect()
 }
@@ -76,21 +77,16 @@ pub(super) struct Room {
     pub watermark: u32,
 }
 
-/// The whole of the sequence must fit, with what those who share its windows may have to replace and it too, and an idle block of its own prefix counts once: as found, not as available.
-pub(super) fn may_join(
-    seq: &Sequence,
-    hit: PrefixHit,
-    room: &Room,
-    kv: &KvCache,
-    config: &SchedulerConfig,
-) -> Result<(), WaitReason> {
+/// Blocks that a waiting sequence must be able to have: a protected one all it may ever need.
+pub(super) fn own_blocks(seq: &Sequence, hit: PrefixHit, kv: &KvCache, config: &SchedulerConfig) -> u32 {
     let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    let needed = if kv.config().groups == KvGroups::ONE {
-        kv.blocks_for(tokens).saturating_sub(hit.num_blocks)
-    } else {
-        let chunk = chunk(seq.num_tokens() - hit.tokens, config);
-        kv.blocks_needed(tokens, chunk).saturating_sub(hit.num_held) + room.sharers * hit.num_shared
-    };
+    kv.blocks_needed(tokens, chunk(seq.num_tokens() - hit.tokens.min(seq.num_tokens()), config))
+}
+
+/// All `blocks` that a request needs must fit, with what those who share its windows may have to replace and it too; an
+/// idle block of its own prefix counts once: as found, not as available.
+pub(super) fn may_join(blocks: u32, hit: PrefixHit, room: &Room) -> Result<(), WaitReason> {
+    let needed = blocks.saturating_sub(hit.num_whole) + room.sharers * hit.num_shared;
     // A hit may need no further block and yet take idle ones that are promised to others.
     let taken = hit.num_idle + room.promised + room.watermark;
     let available = room.available.saturating_sub(taken);
