@@ -195,10 +195,10 @@ impl EngineCore {
     }
 }
 
-/// Blocks that a request of `needed` tokens may come to need.
-pub fn most_blocks(request: &GenerateRequest, prompt: u32, needed: u32, block_size: u32) -> u32 {
+/// Blocks that a request of `needed` tokens may come to need; with windows the scheduler alone can say.
+pub fn most_blocks(request: &GenerateRequest, prompt: u32, needed: u32, model: &LoadedModel) -> Option<u32> {
     let width = if let Decoding::Beam(params) = &request.decoding { params.width } else { 1 };
-    gang_bound(block_size, prompt, needed, width)
+    (!model.has_windows).then(|| gang_bound(model.block_size, prompt, needed, width))
 }
 
 impl Search {

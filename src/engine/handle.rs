@@ -101,6 +101,8 @@ pub struct LoadedModel {
     /// The null block included.
     pub num_blocks: u32,
     pub kv_bytes_per_block: u64,
+    /// Some layers see a sliding window only, and give back what slid out of it.
+    pub has_windows: bool,
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub defaults: GenerationDefaults,
@@ -578,11 +580,11 @@ fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> R
     if needed > max_model_len {
         return Err(RunError::ContextExceeded { needed, max_model_len });
     }
-    let (needed, total) = (beams::most_blocks(request, prompt, needed, model.block_size), model.num_blocks - 1);
-    if needed > total {
-        return Err(RunError::NeverFits { needed, total });
+    let total = model.num_blocks - 1;
+    match beams::most_blocks(request, prompt, needed, model).filter(|needed| *needed > total) {
+        Some(needed) => Err(RunError::NeverFits { needed, total }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 fn check_tokens(tokens: &[TokenId], vocab: u32) -> Result<(), RunError> {

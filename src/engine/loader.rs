@@ -301,6 +301,7 @@ pub(super) fn loaded_model(
         block_size: executor.block_size(),
         num_blocks: executor.num_blocks(),
         kv_bytes_per_block: executor.kv_bytes_per_block(),
+        has_windows: executor.windows() != [None],
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
         defaults: GenerationDefaults {

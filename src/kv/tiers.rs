@@ -148,8 +148,13 @@ impl KvCache {
         let hosts = std::mem::take(&mut self.host_hit);
         let size = self.config.block_size;
         let num_found = first + hosts.len() as u32;
-        let hit =
-            PrefixHit { num_blocks: first, num_whole: first, tokens: first * size, num_host: hosts.len() as u32, ..PrefixHit::default() };
+        let hit = PrefixHit {
+            num_blocks: first,
+            num_whole: first,
+            tokens: first * size,
+            num_host: hosts.len() as u32,
+            ..PrefixHit::default()
+        };
         let computed = self.restorable(hit, swapped.as_ref());
         for &host in &hosts {
             let from_disk = self.host.touch(host);

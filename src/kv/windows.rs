@@ -27,8 +27,15 @@ impl KvCache {
             blocks.extend(windowed.flat_map(|group| table.group(group).skip(table.null_rows(group) as usize)));
         }
         blocks.sort_unstable();
-        let is_shared = |own: &&[BlockId]| self.pool.block(own[0]).refs > own.len() as u32 + self.num_copied_from(own[0]);
+        let is_shared =
+            |own: &&[BlockId]| self.pool.block(own[0]).refs > own.len() as u32 + self.num_copied_from(own[0]);
         blocks.chunk_by(|a, b| a == b).filter(is_shared).count() as u32
+    }
+
+    /// True when the token at `position` finds in the table all that it sees.
+    pub fn sees_all(&self, table: &BlockTable, position: u32) -> bool {
+        let lowest = |group| lowest_seen(self.config.groups.window(group), position) / self.config.block_size;
+        (0..self.config.groups.num()).all(|group| table.null_rows(group) <= lowest(group))
     }
 
     /// Takes back the blocks that no token from `position` on sees, and says how many. Published ones stay findable.

@@ -132,6 +132,8 @@ impl Scheduler {
             let idx = self.by_id[&request];
             let seq = self.seqs[idx as usize].as_mut().expect("who copies is live until the step is over");
             let slots = self.kv.cancel_copy(&mut seq.table).expect("this request copies");
+            // What the first of these positions sees may have slid out of a window: then all is computed anew.
+            let slots = if self.kv.sees_all(&seq.table, slots) { slots } else { 0 };
             self.kv.shorten(&mut seq.table, slots);
             seq.num_computed = slots;
             seq.num_valid = slots;

@@ -87,7 +87,8 @@ impl Scheduler {
             return None;
         }
         let promised = self.running.iter().map(|idx| self.promised(*idx)).sum();
-        let room = Room { available: self.kv.num_available(), promised, sharers: 2, watermark: self.config.watermark_blocks };
+        let room =
+            Room { available: self.kv.num_available(), promised, sharers: 2, watermark: self.config.watermark_blocks };
         if self.gang_waits(idx).is_some() {
             return None;
         }

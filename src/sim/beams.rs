@@ -8,6 +8,7 @@ use crate::batch::RowSampling;
 use crate::executor::StepOutput;
 use crate::executor::paged_fake::UnpagedRun;
 use crate::ids::{RequestId, TokenId};
+use crate::kv::KvGroups;
 use crate::protocol::{BeamParams, FinishReason, RunError};
 use crate::sampling::beam::{BeamSearch, Hypothesis};
 use crate::scheduler::{GangAdvance, GangChild, GangNext, GangRows, NewSequence, StepPlan, WaitReason};
@@ -19,8 +20,11 @@ pub(super) struct Search {
     expected: Vec<Hypothesis>,
 }
 
-/// Blocks of all beams at full length, which share the full blocks of the prompt.
+/// Blocks of all beams at full length, which share the full blocks of the prompt; with windows they may share nothing.
 fn bound(world: &World, prompt: u32, total: u32, width: u32) -> u32 {
+    if world.kv.groups != KvGroups::ONE {
+        return width * oracle::blocks(world, total);
+    }
     let shared = prompt / world.kv.block_size;
     shared + width * (total.div_ceil(world.kv.block_size) - shared)
 }
@@ -29,7 +33,7 @@ fn bound(world: &World, prompt: u32, total: u32, width: u32) -> u32 {
 fn is_impossible(world: &World, new: &NewSequence, width: u32, room: u32) -> bool {
     let prompt = new.prompt.len() as u32;
     let total = prompt + new.stop.max_tokens.unwrap_or(1);
-    oracle::is_impossible(world, new, room * world.kv.block_size)
+    oracle::is_impossible(world, new, room)
         || width > world.scheduler.max_num_seqs
         || bound(world, prompt, total, width) > room
 }
@@ -57,7 +61,7 @@ fn ends(new: &NewSequence, num_tokens: u32, token: TokenId) -> Option<FinishReas
 fn search_alone(world: &World, new: &NewSequence, params: &BeamParams, room: u32) -> Vec<Hypothesis> {
     let sampling = RowSampling { is_beam: true, ..RowSampling::new(&new.sampling, new.seed) };
     let mut search = start(world, new, params, room);
-    let mut prompt = UnpagedRun::default();
+    let mut prompt = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
     new.prompt.iter().for_each(|token| prompt.push(*token));
     let mut runs = vec![prompt];
     loop {
@@ -87,10 +91,9 @@ impl Run {
         new.id = RequestId(self.clients.len() as u64 + 1);
         new.sampling.logprobs =
             Some(BeamSearch::num_candidates(params.width, 2 + new.stop.stop_token_ids.len() as u32) as u8);
-        let capacity = self.capacity_for(&new);
-        let room = capacity / self.world.kv.block_size;
+        let room = self.capacity_for(&new);
         let is_impossible = is_impossible(&self.world, &new, params.width, room);
-        let mut client = Client::new(&self.world, new.clone(), capacity, None);
+        let mut client = Client::new(&self.world, new.clone(), room, None);
         client.search = (!is_impossible).then(|| Search {
             live: start(&self.world, &new, &params, room),
             expected: search_alone(&self.world, &new, &params, room),
@@ -109,7 +112,7 @@ impl Run {
         }
         self.clients.push(client);
         for _ in 1..params.width {
-            let mut beam = Client::new(&self.world, new.clone(), capacity, None);
+            let mut beam = Client::new(&self.world, new.clone(), room, None);
             beam.end = Some(Err(RunError::ShutDown));
             self.clients.push(beam);
         }

@@ -25,6 +25,11 @@ pub(super) fn is_impossible(world: &World, new: &NewSequence, capacity: u32) -> 
 
 /// True when a pool of so many blocks holds a sequence of so many tokens.
 fn fits(world: &World, total: u32, capacity: u32) -> bool {
+    blocks(world, total) <= capacity
+}
+
+/// Blocks that a sequence of so many tokens may come to hold.
+pub(super) fn blocks(world: &World, total: u32) -> u32 {
     let (size, rows) = (world.kv.block_size, total.div_ceil(world.kv.block_size));
     let chunk = world.scheduler.long_prefill_cap.min(world.scheduler.max_tokens_per_step);
     let of_group = |window: Option<u32>| {
@@ -32,7 +37,7 @@ fn fits(world: &World, total: u32, capacity: u32) -> bool {
         let rows_of = |window: u32| (0..size).map(|at| (at + window - 1 + chunk).div_ceil(size)).max().unwrap_or(0);
         window.map_or(rows, |window| rows.min(rows_of(window)))
     };
-    world.kv.groups.windows().map(of_group).sum::<u32>() <= capacity
+    world.kv.groups.windows().map(of_group).sum()
 }
 
 /// Runs the request alone, on a pool of so many blocks.

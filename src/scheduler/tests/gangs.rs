@@ -23,7 +23,10 @@ fn scheduler(num_blocks: u32) -> Scheduler {
         aging_steps: 100,
         check: CheckLevel::Full,
     };
-    Scheduler::new(config, KvCache::new(KvConfig { num_blocks, block_size: 4, groups: KvGroups::ONE, enable_prefix_cache: false }))
+    Scheduler::new(
+        config,
+        KvCache::new(KvConfig { num_blocks, block_size: 4, groups: KvGroups::ONE, enable_prefix_cache: false }),
+    )
 }
 
 fn request(id: u64, prompt: Vec<TokenId>) -> NewSequence {
