@@ -78,7 +78,8 @@ impl Scheduler {
             let found_in_part = |idx: &SeqIdx| {
                 let seq = self.seq(*idx);
                 let tail = seq.table.ids().get((seq.num_valid / self.kv.block_size()) as usize).copied();
-                let is_partial = !seq.num_valid.is_multiple_of(self.kv.block_size());
+                // With windows nothing is found in part.
+                let is_partial = self.has_one_group() && !seq.num_valid.is_multiple_of(self.kv.block_size());
                 tail.filter(|id| is_partial && self.kv.block(*id).hash.is_some())
             };
             let mut sources: Vec<BlockId> = gang.members.iter().filter_map(found_in_part).collect();
