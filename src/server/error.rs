@@ -129,8 +129,8 @@ impl ApiError {
             RunError::NeverFits { .. } | RunError::PinLimit { .. } | RunError::PrefixLost => {
                 Self::invalid(prompt_field, error.to_string()).with_code("kv_cache_exceeded")
             }
-            RunError::InvalidParam(invalid) if invalid.field == "decoding" => {
-                Self::unsupported("use_beam_search", "beam search is not supported")
+            RunError::InvalidParam(invalid) if invalid.field == "beam_width" => {
+                Self::invalid("n", format!("the number of beams {}", invalid.message))
             }
             RunError::InvalidParam(invalid) => {
                 Self::invalid(invalid.field, format!("{} {}", invalid.field, invalid.message))

@@ -122,15 +122,15 @@ fn decoding(fields: &SamplingFields) -> ApiResult<Decoding> {
     if n == 0 || n > MAX_CHOICES {
         return Err(ApiError::invalid("n", format!("n must be between 1 and {MAX_CHOICES}, not {n}")));
     }
-    if fields.use_beam_search == Some(true) {
-        let length_penalty = fields.length_penalty.unwrap_or(1.0);
-        let early_stopping = EarlyStopping::Heuristic;
-        return Ok(Decoding::Beam(BeamParams { width: n, num_return: n, length_penalty, early_stopping }));
-    }
     let best_of = fields.best_of.unwrap_or(n);
     if best_of < n || best_of > MAX_CHOICES {
         let message = format!("best_of must be between n ({n}) and {MAX_CHOICES}, not {best_of}");
         return Err(ApiError::invalid("best_of", message));
+    }
+    if fields.use_beam_search == Some(true) {
+        let length_penalty = fields.length_penalty.unwrap_or(1.0);
+        let early_stopping = EarlyStopping::Heuristic;
+        return Ok(Decoding::Beam(BeamParams { width: best_of, num_return: n, length_penalty, early_stopping }));
     }
     Ok(Decoding::Sample { n, best_of })
 }

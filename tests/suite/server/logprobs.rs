@@ -93,4 +93,10 @@ fn sampling_fields_reach_the_sampler() {
     assert_eq!(stopped.as_array().map(Vec::len), Some(3), "the stop token is the last one");
     let again = server.ok("/v1/chat/completions", &chat(json!({})));
     assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().is_some_and(|n| n > 0), "{again}");
+    let beams = json!({ "use_beam_search": true, "n": 2, "best_of": 3, "max_tokens": 4 });
+    let body = server.ok("/v1/chat/completions", &chat(beams));
+    let texts: Vec<&Value> = (0..2).map(|i| &body["choices"][i]["message"]["content"]).collect();
+    assert!(texts[0].is_string() && texts[1].is_string() && texts[0] != texts[1], "{body}");
+    let wide = server.post("/v1/chat/completions", &chat(json!({ "use_beam_search": true, "n": 100 })));
+    assert_eq!((wide.status, &wide.json()["error"]["param"]), (400, &json!("n")), "{}", wide.body);
 }
