@@ -167,7 +167,7 @@ fn dechunk(mut rest: &str) -> String {
     while let Some((size, after)) = rest.split_once("\r\n") {
         let size = usize::from_str_radix(size, 16).expect("a chunk size");
         body.push_str(&after[..size]);
-        rest = &after[size..].strip_prefix("\r\n").unwrap_or_default();
+        rest = after[size..].strip_prefix("\r\n").unwrap_or_default();
         if size == 0 {
             break;
         }
