@@ -33,10 +33,10 @@
 
 mod prefixes;
 
-use super::choices;
 use super::mailbox::{self, EventSink, EventStream};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
+use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
@@ -327,7 +327,7 @@ impl EngineHandle {
     ) -> Result<Run, RunError> {
         let model = self.model().ok_or(RunError::NoModel)?;
         check_request(&request, keep_tokens, &model)?;
-        let num_sequences = u64::from(request.decoding.num_sequences());
+        let num_sequences = u64::from(request.decoding.num_sequences().max(1));
         let id = RequestId(self.inner.next_id.fetch_add(num_sequences, Ordering::Relaxed));
         if request.sampling.seed.is_none() {
             request.sampling.seed = Some(self.draw_seed(id));
@@ -558,6 +558,7 @@ impl Drop for Run {
 fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
     choices::check(&request.decoding)?;
+    beams::check(request, model)?;
     let prompt = kept.saturating_add(request.prompt.len() as u32);
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);
@@ -577,7 +578,7 @@ fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> R
     if needed > max_model_len {
         return Err(RunError::ContextExceeded { needed, max_model_len });
     }
-    let (needed, total) = (needed.div_ceil(model.block_size), model.num_blocks - 1);
+    let (needed, total) = (beams::most_blocks(request, prompt, needed, model.block_size), model.num_blocks - 1);
     if needed > total {
         return Err(RunError::NeverFits { needed, total });
     }
