@@ -6,8 +6,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write,
-    sample,
+    Class, RowCount, attention, canary, copy_blocks, embed, heads_norm, logit_cap, logprobs, mlp, norm, penalties,
+    rope_kv_write, sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::{DType, GGUF_TYPES, Span};
@@ -57,7 +57,7 @@ pub fn all() -> Vec<(String, Defines)> {
         found.push(("penalties".into(), penalties::defines()));
         found.push(("sample".into(), sample::defines(class)));
         found.push(("logprobs".into(), logprobs::defines()));
-        for dtype in WEIGHT_TYPES {
+        for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {
             let format = Format::of(dtype);
             of_weights(class, format, &mut found);
         }
@@ -67,11 +67,23 @@ pub fn all() -> Vec<(String, Defines)> {
     found
 }
 
+/// Types of the last page of a list of quantisations are listed for two classes: they differ from the others by a few
+/// lines that know no class.
+fn is_listed(dtype: DType, class: Class) -> bool {
+    let is_common = matches!(
+        dtype,
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1
+    ) || matches!(dtype, DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+        || matches!(dtype, DType::Int4(Span::Four) | DType::Int8(Span::Four));
+    is_common || matches!(class, Class::Subgroup(32) | Class::Floor)
+}
+
 fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
     if let Class::Subgroup(_) = class {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
     for is_quantised in [false, true] {
         for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
@@ -94,10 +106,15 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
 fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
     for (num_heads, num_kv_heads, head_dim) in HEADS {
         for kv in [KvFormat::F16, KvFormat::F32, KvFormat::I8] {
-            let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv };
-            found.extend(shape.kernels(class, false));
-            if shape.can_quantise(class) {
-                found.extend(shape.kernels(class, true));
+            // Every head shape plain; one of them also with what few families have.
+            let extras = [(None, false), (Some(50.0), false), (None, true)];
+            for (softcap, has_sinks) in &extras[..if num_heads == 9 { 3 } else { 1 }] {
+                let (softcap, has_sinks) = (*softcap, *has_sinks);
+                let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv, softcap, has_sinks };
+                found.extend(shape.kernels(class, false));
+                if shape.can_quantise(class) {
+                    found.extend(shape.kernels(class, true));
+                }
             }
             for (interleaved, qk_norm) in [(false, false), (false, true), (true, false), (true, true)] {
                 let shape = rope_kv_write::Shape {

@@ -221,15 +221,6 @@ impl Model {
         }
     }
 
-    /// Refuses by name what can be read but has no GPU kernel. Call it before an adapter is opened.
-    pub fn unsupported_on_gpu(&self) -> Result<(), ModelError> {
-        if self.spec.block.attention_softcap.is_some() {
-            let fault = format!("architecture `{}` with a soft cap in attention cannot be run yet", self.spec.arch);
-            return Err(ModelError::unsupported(&self.info.path, fault));
-        }
-        Ok(())
-    }
-
     /// The name that the tensor for `role` has in this model's files; several roles may share one.
     pub fn tensor_name(&self, role: WeightRole) -> String {
         self.source(role).name
