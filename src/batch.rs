@@ -234,7 +234,10 @@ impl StepBatch {
             let seq = scheduler.get(row.request).expect("a planned row is live until its step is over");
             let logits = match row.wants_logits {
                 true => RowLogits::Last(LogitRow {
-                    sampling: RowSampling::new(seq.sampling(), seq.seed()),
+                    sampling: RowSampling {
+                        is_beam: seq.gang().is_some(),
+                        ..RowSampling::new(seq.sampling(), seq.seed())
+                    },
                     counts: seq.token_counts(),
                     biases: seq.biases(),
                 }),

@@ -287,7 +287,7 @@ pub enum EngineEvent {
     /// New text of a choice. `tokens` are the ids committed since the last event; `delta` may be empty while a character
     /// or a possible stop string is incomplete. Of `best_of` and beam search the choices come whole, at the end.
     Text { choice: u32, delta: String, tokens: Vec<TokenId>, logprobs: Vec<TokenLogprobs> },
-    /// One of several choices ended; a request for one choice sends none.
+    /// One of several choices, or an output of a beam search, ended; a request for one sampled choice sends none.
     Choice {
         choice: u32,
         reason: FinishReason,

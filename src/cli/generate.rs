@@ -8,7 +8,8 @@ use crate::engine::Run;
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{
-    Decoding, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings, TokenLogprobs, Usage,
+    BeamParams, Decoding, EarlyStopping, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunTimings,
+    TokenLogprobs, Usage,
 };
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Value, json};
@@ -41,6 +42,15 @@ pub struct GenerateArgs {
     /// Draw this many outputs per prompt and print the N most likely ones (default: N)
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub best_of: Option<u32>,
+    /// Search with this many beams; -n of the best outputs are returned
+    #[arg(long, value_name = "W", conflicts_with_all = ["best_of", "temperature", "top_p", "top_k", "min_p", "logprobs"])]
+    pub beam_width: Option<u32>,
+    /// Beams are ranked by log-probability / length ^ this
+    #[arg(long, value_name = "P", default_value_t = 1.0, requires = "beam_width", allow_negative_numbers = true)]
+    pub length_penalty: f32,
+    /// When the search ends: at as many outputs as beams, when no better one is likely, or when none is possible
+    #[arg(long, value_name = "WHEN", default_value = "false", requires = "beam_width", value_parser = ["true", "false", "never"])]
+    pub early_stopping: String,
     /// At most this many tokens per output (default: 256, less where the context ends before)
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<HumanInt>,
@@ -63,8 +73,25 @@ pub struct Output {
     pub token_ids: Vec<TokenId>,
     pub logprobs: Vec<TokenLogprobs>,
     pub finish: Option<FinishReason>,
+    /// What a beam search ranks by.
+    pub score: Option<f32>,
     pub usage: Usage,
     pub timings: RunTimings,
+}
+
+impl GenerateArgs {
+    fn decoding(&self) -> Decoding {
+        let Some(width) = self.beam_width else {
+            return Decoding::Sample { n: self.n, best_of: self.best_of.unwrap_or(self.n) };
+        };
+        let early_stopping = match self.early_stopping.as_str() {
+            "true" => EarlyStopping::AtOnce,
+            "never" => EarlyStopping::Never,
+            _ => EarlyStopping::Heuristic,
+        };
+        let length_penalty = self.length_penalty;
+        Decoding::Beam(BeamParams { width, num_return: self.n, length_penalty, early_stopping })
+    }
 }
 
 pub fn run(args: &GenerateArgs) -> CliResult {
@@ -119,7 +146,7 @@ fn submit_all(args: &GenerateArgs, session: &session::Session, prompts: &[Vec<To
             prompt: prompt.clone(),
             sampling: args.sampling.params(&session.model.defaults),
             stop: args.sampling.stop_rules(Some(max_tokens)),
-            decoding: Decoding::Sample { n: args.n, best_of: args.best_of.unwrap_or(args.n) },
+            decoding: args.decoding(),
             priority: 0,
             cache_salt: 0,
             adapter: 0,
@@ -158,7 +185,10 @@ pub fn collect_choices(
                 }
                 return Ok(outputs);
             }
-            Some(EngineEvent::Choice { choice, reason, .. }) => outputs[choice as usize].finish = Some(reason),
+            Some(EngineEvent::Choice { choice, reason, score, .. }) => {
+                let output = &mut outputs[choice as usize];
+                (output.finish, output.score) = (Some(reason), score);
+            }
             Some(EngineEvent::Failed { error }) => return Err(error.into()),
             Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
         }
@@ -206,6 +236,9 @@ fn output_json(index: usize, output: &Output, tokenizer: &Tokenizer) -> Value {
         "token_ids": output.token_ids,
         "finish_reason": output.finish.as_ref().map(FinishReason::api_word),
     });
+    if let Some(score) = output.score {
+        item["score"] = Value::from(score);
+    }
     if !output.logprobs.is_empty() {
         let one = |token: TokenId, logprob: f32| json!({ "token_id": token, "token": tokenizer.token_text(token), "logprob": logprob });
         let rows: Vec<Value> = output

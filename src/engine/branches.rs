@@ -4,6 +4,7 @@
 //! tokens, as long as that is one of the last to have ended ([`RecentTokens`]): what the prefix cache still has of them
 //! is not computed again.
 
+use super::beams::NewSearch;
 use super::choices::choice_seed;
 use super::core::EngineCore;
 use super::mailbox::EventSink;
@@ -61,14 +62,15 @@ pub(super) enum Start {
 
 impl EngineCore {
     /// Queues a run; a refusal is its terminal event.
-    pub(super) fn add(&mut self, id: RequestId, request: GenerateRequest, start: Start, events: EventSink) {
+    pub(super) fn add(&mut self, id: RequestId, mut request: GenerateRequest, start: Start, events: EventSink) {
+        let search = self.searches.prepare(&mut request, &self.model);
         let asked = (request.decoding.clone(), request.sampling.logprobs.is_some());
         let mut run = self.new_run(id, request.owner.clone(), events, asked, &request.stop.stop_strings);
         let mut new = self.new_sequence(id, request);
         if run.ranks() && new.sampling.logprobs.is_none() {
             new.sampling.logprobs = Some(0);
         }
-        let queued = self.queue(new, start).map(|new| run.keep_for_choices(&new));
+        let queued = self.queue(new, start, search).map(|new| run.keep_for_choices(&new));
         self.queued(id, run, queued);
     }
 
@@ -92,9 +94,14 @@ impl EngineCore {
     }
 
     /// Hands a sequence to the scheduler; gives it back with all of its prompt.
-    fn queue(&mut self, mut new: NewSequence, start: Start) -> Result<NewSequence, RunError> {
+    fn queue(
+        &mut self,
+        mut new: NewSequence,
+        start: Start,
+        search: Option<NewSearch>,
+    ) -> Result<NewSequence, RunError> {
         let Start::Fork { parent, keep_tokens } = start else {
-            self.scheduler.add(new.clone())?;
+            self.add_whole(new.clone(), search)?;
             return Ok(new);
         };
         let (tokens, key, is_live) = match (self.scheduler.get(parent), self.recent.get(parent)) {
@@ -113,13 +120,21 @@ impl EngineCore {
         let own = std::mem::take(&mut new.prompt);
         let whole = [&tokens[..keep_tokens as usize], &own].concat();
         (new.cache_salt, new.adapter) = (key.salt, key.adapter);
-        if is_live {
+        if is_live && search.is_none() {
             let sequence = NewSequence { prompt: own, ..new.clone() };
             self.scheduler.fork(parent, NewFork { keep_tokens, sequence, place: QueuePlace::AsNew })?;
         } else {
-            self.scheduler.add(NewSequence { prompt: whole.clone(), ..new.clone() })?;
+            self.add_whole(NewSequence { prompt: whole.clone(), ..new.clone() }, search)?;
         }
         Ok(NewSequence { prompt: whole, ..new })
+    }
+
+    /// A search finds what it shares with others by prefix.
+    fn add_whole(&mut self, new: NewSequence, search: Option<NewSearch>) -> Result<(), RunError> {
+        match search {
+            None => self.scheduler.add(new),
+            Some(search) => self.searches.start(search, new, &mut self.scheduler),
+        }
     }
 
     /// Once the first choice of a run has a token, its prompt is computed: the other choices share it.

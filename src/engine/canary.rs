@@ -26,7 +26,9 @@ impl EngineCore {
             let error = RunError::Corrupted { request, position, block };
             tracing::error!("{error}");
             self.scheduler.taint_from(request, position);
-            failed.push((request, error));
+            // A beam's run is its search's.
+            let leader = self.scheduler.get(request).and_then(|seq| seq.gang());
+            failed.push((leader.unwrap_or(request), error));
         }
         failed
     }

@@ -16,11 +16,9 @@ pub fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// What the engine can decode.
+/// How many outputs can be drawn; see [`super::beams::check`] for a search.
 pub fn check(decoding: &Decoding) -> Result<(), InvalidParam> {
-    let Decoding::Sample { n, best_of } = *decoding else {
-        return Err(InvalidParam { field: "decoding", message: "must be sampled outputs".into() });
-    };
+    let Decoding::Sample { n, best_of } = *decoding else { return Ok(()) };
     if n == 0 || n > best_of || best_of > MAX_CHOICES {
         let message = format!("must be from 1 to best_of, and best_of at most {MAX_CHOICES}, not {n} of {best_of}");
         return Err(InvalidParam { field: "n", message });

@@ -4,6 +4,7 @@
 //! ends that request alone; after [`EngineCore::rebuild`] every live request goes on from its tokens and no text is sent
 //! twice. It does not catch panics: `thread.rs` does.
 
+use super::beams::Searches;
 use super::branches::RecentTokens;
 use super::budget::{AdaptiveBudget, StepCost};
 use super::handle::{LoadedModel, Shared};
@@ -66,6 +67,7 @@ pub struct EngineCore {
     /// By the request of the first choice; the requests of the others follow it.
     pub(super) runs: BTreeMap<RequestId, LiveRun>,
     pub(super) recent: RecentTokens,
+    pub(super) searches: Searches,
     budget: AdaptiveBudget,
     meter: PreemptMeter,
     /// The disk tier of the prefix cache, where there is one.
@@ -130,6 +132,7 @@ impl EngineCore {
             batch: StepBatch::default(),
             runs: BTreeMap::new(),
             recent: RecentTokens::default(),
+            searches: Searches::default(),
             budget: AdaptiveBudget::default(),
             num_failed_steps: 0,
             shrunk_budget: None,
@@ -219,7 +222,7 @@ impl EngineCore {
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
         let corrupted = self.taint(&plan, &output.corrupted);
-        let committed = self.scheduler.commit(&plan, &output.tokens, &output.not_finite);
+        let committed = self.commit(&plan, &output);
         let mut record = StepRecord {
             step: self.step,
             t0_us: micros64(start.duration_since(self.started)),
@@ -395,7 +398,9 @@ impl EngineCore {
             // Telemetry has no word for a failed run; it left the batch without finishing.
             Err(_) => FinishReason::Aborted,
         };
-        run.end_choice(choice, reason.clone(), ended.usage);
+        let run_id = run.id;
+        self.end_choice(run_id, choice, &reason, ended.usage);
+        let Some((run, _)) = self.run_of(ended.request) else { return };
         let info = run.finished_info(&ended, reason.clone());
         if let Err(error) = &ended.outcome {
             // What the other choices have does not make up for the one that is missing.
@@ -491,6 +496,7 @@ impl EngineCore {
         self.scheduler.restart(new_cache(&*executor, &self.options));
         self.executor = Some(executor);
         self.num_failed_steps = 0;
+        self.fail_out_of_step();
         self.catch_up();
         self.settle_ended(&HashMap::new());
         self.record(None);
@@ -505,7 +511,8 @@ impl EngineCore {
         let mut stopped = Vec::new();
         for run in self.runs.values_mut() {
             for (choice, id) in run.sequences().enumerate() {
-                let Some(seq) = self.scheduler.get(id) else { continue };
+                // A search tells its outputs at the end.
+                let Some(seq) = self.scheduler.get(id).filter(|seq| seq.gang().is_none()) else { continue };
                 let missing: Vec<TokenId> = seq.output().iter().skip(run.num_emitted(choice)).copied().collect();
                 let stop = missing.into_iter().find_map(|token| run.token(at, choice, token, None, false));
                 stopped.extend(stop.map(|stop| (id, stop)));
@@ -518,7 +525,7 @@ impl EngineCore {
         }
     }
 
-    fn step_time(&self) -> StepTime {
+    pub(super) fn step_time(&self) -> StepTime {
         StepTime { step: self.step, now_us: self.now_us() }
     }
 

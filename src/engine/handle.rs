@@ -32,13 +32,16 @@
 //! ```
 
 mod prefixes;
+mod run;
 
-use super::choices;
-use super::mailbox::{self, EventSink, EventStream};
+pub use run::Run;
+
+use super::mailbox::{self, EventSink};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
+use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
+use crate::protocol::{EngineCommand, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -327,7 +330,7 @@ impl EngineHandle {
     ) -> Result<Run, RunError> {
         let model = self.model().ok_or(RunError::NoModel)?;
         check_request(&request, keep_tokens, &model)?;
-        let num_sequences = u64::from(request.decoding.num_sequences());
+        let num_sequences = u64::from(request.decoding.num_sequences().max(1));
         let id = RequestId(self.inner.next_id.fetch_add(num_sequences, Ordering::Relaxed));
         if request.sampling.seed.is_none() {
             request.sampling.seed = Some(self.draw_seed(id));
@@ -341,7 +344,7 @@ impl EngineHandle {
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
         match self.inner.commands.try_send(command(sink)) {
-            Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
+            Ok(()) => Ok(Run::new(id, stream, self.inner.commands.clone())),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 Err(match error {
@@ -510,54 +513,12 @@ impl Drop for Inner {
     }
 }
 
-/// A run under way. Dropping it aborts the request; its blocks are free within one step.
-pub struct Run {
-    id: RequestId,
-    stream: EventStream,
-    commands: SyncSender<Command>,
-}
-
-impl Run {
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
-
-    /// The next event, if one is there.
-    pub fn try_recv(&self) -> Option<EngineEvent> {
-        self.stream.try_recv()
-    }
-
-    /// Waits for the next event; `None` after the terminal event.
-    pub fn recv(&self) -> Option<EngineEvent> {
-        self.stream.recv()
-    }
-
-    /// Waits at most this long for the next event; `None` also after the terminal event.
-    pub fn recv_timeout(&self, timeout: Duration) -> Option<EngineEvent> {
-        self.stream.recv_timeout(timeout)
-    }
-
-    /// True when the terminal event was taken.
-    pub fn is_finished(&self) -> bool {
-        self.stream.is_finished()
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.stream.cancel();
-        if !self.stream.is_finished() {
-            // A paused engine is woken by the command; a busy one also sees the cancelled stream at its next step.
-            let _ = self.commands.try_send(EngineCommand::Abort { id: self.id });
-        }
-    }
-}
-
 /// Everything that can be known at submit, so that no request waits for what cannot happen. `kept` tokens of another
 /// request come before its own.
 fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
     choices::check(&request.decoding)?;
+    beams::check(request, model)?;
     let prompt = kept.saturating_add(request.prompt.len() as u32);
     if prompt == 0 {
         return Err(RunError::EmptyPrompt);
@@ -577,7 +538,7 @@ fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> R
     if needed > max_model_len {
         return Err(RunError::ContextExceeded { needed, max_model_len });
     }
-    let (needed, total) = (needed.div_ceil(model.block_size), model.num_blocks - 1);
+    let (needed, total) = (beams::most_blocks(request, prompt, needed, model.block_size), model.num_blocks - 1);
     if needed > total {
         return Err(RunError::NeverFits { needed, total });
     }

@@ -5,9 +5,10 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`choices`], [`branches`], [`output`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`], [`prefetch`],
-//! [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`choices`], [`branches`], [`output`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
+//! [`prefetch`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
+pub mod beams;
 pub mod branches;
 pub mod budget;
 pub mod canary;

@@ -205,6 +205,7 @@ pub fn wait_reason(reason: scheduler::WaitReason) -> WaitReason {
         scheduler::WaitReason::Blocks { needed, available } => WaitReason::Blocks { needed, available },
         scheduler::WaitReason::Slots { max_num_seqs } => WaitReason::Slots { max_num_seqs },
         scheduler::WaitReason::Budget => WaitReason::Budget,
+        scheduler::WaitReason::Gang { needed, available } => WaitReason::Gang { needed, available },
         scheduler::WaitReason::Preemption => WaitReason::Preemption,
         scheduler::WaitReason::Prefix { leader } => WaitReason::Prefix { leader },
         scheduler::WaitReason::Share { ahead } => WaitReason::Share { ahead },

@@ -77,14 +77,18 @@ impl LiveRun {
         self.choices.push(Choice::new(text, holds));
     }
 
+    fn is_search(&self) -> bool {
+        matches!(self.decoding, Decoding::Beam(_))
+    }
+
     /// True when the log-probabilities of all outputs decide which are sent.
     pub fn ranks(&self) -> bool {
-        self.decoding.num_sequences() > self.decoding.num_choices()
+        !self.is_search() && self.decoding.num_sequences() > self.decoding.num_choices()
     }
 
     /// Keeps what further choices start from, if there are to be any.
     pub fn keep_for_choices(&mut self, new: &NewSequence) {
-        self.waiting = (self.decoding.num_sequences() > 1).then(|| Box::new(new.clone()));
+        self.waiting = (!self.is_search() && self.decoding.num_sequences() > 1).then(|| Box::new(new.clone()));
     }
 
     /// What further choices start from, and how many there will be in all; given once, when the first has a token.
@@ -129,9 +133,7 @@ impl LiveRun {
         logprobs: Option<TokenLogprobs>,
         is_stop_token: bool,
     ) -> Option<String> {
-        self.first_token_us.get_or_insert(at.now_us);
-        self.last_token_us = Some(at.now_us);
-        self.last_step = at.step;
+        self.progress(at);
         if self.is_pin {
             self.choices[choice].count();
             return None;
@@ -139,6 +141,13 @@ impl LiveRun {
         let (event, stop) = self.choices[choice].push(token, logprobs, is_stop_token, self.shows_logprobs);
         event.into_iter().for_each(|event| self.events.push(event));
         stop
+    }
+
+    /// A step brought the run further, though no text may be told yet.
+    pub fn progress(&mut self, at: StepTime) {
+        self.first_token_us.get_or_insert(at.now_us);
+        self.last_token_us = Some(at.now_us);
+        self.last_step = at.step;
     }
 
     /// Output tokens of a choice turned to text so far.
@@ -192,7 +201,8 @@ impl LiveRun {
 
     /// A request for one choice is told by the terminal event alone.
     fn tell_choice(&self, number: u32, choice: usize, reason: FinishReason) {
-        if self.decoding.num_choices() > 1 {
+        // A search has told its outputs itself.
+        if !self.is_search() && self.decoding.num_choices() > 1 {
             let cumulative_logprob = self.choices[choice].cumulative_logprob();
             self.events.push(EngineEvent::Choice { choice: number, reason, cumulative_logprob, score: None });
         }
@@ -226,7 +236,10 @@ impl LiveRun {
             num_computed: seq.num_computed(),
             blocks: seq.table().ids().to_vec(),
             parent: seq.parent(),
-            choice: self.choice_of(seq.id()).unwrap_or(0) as u32,
+            choice: match seq.gang() {
+                Some(leader) => (seq.id().0 - leader.0) as u32,
+                None => self.choice_of(seq.id()).unwrap_or(0) as u32,
+            },
             priority: seq.priority(),
             swapped_blocks: 0,
             preemptions: seq.preemptions(),

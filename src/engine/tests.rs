@@ -2,6 +2,8 @@
 
 mod choices;
 
+mod beams;
+
 use super::handle::{EngineHandle, EngineStatus, Run};
 use super::options::{FakeFault, FakeOptions};
 use crate::ids::RequestId;

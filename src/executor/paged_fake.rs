@@ -3,8 +3,7 @@
 //! "Writing K and V" at position p stores a hash of the value *read back through the block table* at p - 1, the token
 //! and p; "attention" hashes values it reads back the same way; the next token is drawn from that hash. A wrong slot, a
 //! stale prefix block, a block handed out twice or an off-by-one changes a token. [`UnpagedRun`] is the same arithmetic
-//! without pages: what each request must get.
-//! It does not imitate a language model: text mode only makes output that looks like words.
+//! without pages: what each request must get. It does not imitate a language model: text mode makes up words.
 
 use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
@@ -218,11 +217,11 @@ impl PagedFake {
         let penalties = &batch.penalties[batch.penalty_start[l] as usize..batch.penalty_start[l + 1] as usize];
         let biases = &batch.biases[batch.bias_start[l] as usize..batch.bias_start[l + 1] as usize];
         let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
-        let token = match self.config.reply {
-            Reply::Tokens => (hash % u64::from(self.config.vocab_size)) as TokenId,
-            Reply::Words(words) => words.next((0..=position).rev().map(|p| self.tokens[self.slot(table, p)]), hash),
-        };
-        (token, hash)
+        let latest_first = (0..=position).rev().map(|p| self.tokens[self.slot(table, p)]);
+        match self.config.reply {
+            Reply::Tokens => ((hash % u64::from(self.config.vocab_size)) as TokenId, hash),
+            Reply::Words(words) => (words.next(latest_first, hash), hash),
+        }
     }
 
     fn slot(&self, table: &[u32], position: u32) -> usize {
@@ -361,10 +360,9 @@ impl UnpagedRun {
         biases: &[(TokenId, f32)],
         vocab_size: u32,
     ) -> Vec<(TokenId, f32)> {
-        let asked = sampling.logprobs.unwrap_or(0);
-        let sampling = RowSampling { position: self.num_tokens, ..sampling };
-        let hash = draw_hash(self.seen, &sampling, penalties, biases);
-        fake_continuations((hash % u64::from(vocab_size)) as TokenId, hash, asked, vocab_size).top
+        let hash = draw_hash(self.seen, &RowSampling { position: self.num_tokens, ..sampling }, penalties, biases);
+        let token = (hash % u64::from(vocab_size)) as TokenId;
+        fake_continuations(token, hash, sampling.logprobs.unwrap_or(0), vocab_size).top
     }
 }
 
@@ -453,13 +451,10 @@ fn fake_logprobs(token: TokenId, num_top: u8, vocab_size: u32) -> TokenLogprobs 
 
 /// For beams: log-probabilities that hang on all that was read, so that whatever is read wrongly changes the ranking.
 fn fake_continuations(token: TokenId, hash: u64, asked: u8, vocab_size: u32) -> TokenLogprobs {
-    let mut logprob = 0.0;
-    let mut next = |rank: u32| {
-        logprob -= 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
-        ((token + rank) % vocab_size, logprob)
-    };
-    let top: Vec<(TokenId, f32)> = (0..u32::from(asked).min(vocab_size)).map(&mut next).collect();
-    TokenLogprobs { token, logprob: top.first().map_or(0.0, |first| first.1), top }
+    let step = |rank: u32| 0.05 + (mix(hash, u64::from(rank)) >> 44) as f32 / (1u64 << 20) as f32;
+    let logprob = |rank: u32| (0..=rank).fold(0.0, |sum, rank| sum - step(rank));
+    let top = (0..u32::from(asked).min(vocab_size)).map(|rank| ((token + rank) % vocab_size, logprob(rank))).collect();
+    TokenLogprobs { token, logprob: logprob(0), top }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write,
-    sample,
+    Class, RowCount, attention, canary, copy_blocks, embed, heads_norm, logit_cap, logprobs, mlp, norm, penalties,
+    rope_kv_write, sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::DType;
@@ -68,6 +68,7 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
     for is_quantised in [false, true] {
         for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
@@ -90,10 +91,15 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
 fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
     for (num_heads, num_kv_heads, head_dim) in HEADS {
         for kv in [KvFormat::F16, KvFormat::F32, KvFormat::I8] {
-            let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv };
-            found.extend(shape.kernels(class, false));
-            if shape.can_quantise(class) {
-                found.extend(shape.kernels(class, true));
+            // Every head shape plain; one of them also with what few families have.
+            let extras = [(None, false), (Some(50.0), false), (None, true)];
+            for (softcap, has_sinks) in &extras[..if num_heads == 9 { 3 } else { 1 }] {
+                let (softcap, has_sinks) = (*softcap, *has_sinks);
+                let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv, softcap, has_sinks };
+                found.extend(shape.kernels(class, false));
+                if shape.can_quantise(class) {
+                    found.extend(shape.kernels(class, true));
+                }
             }
             for (interleaved, qk_norm) in [(false, false), (false, true), (true, false), (true, true)] {
                 let shape = rope_kv_write::Shape {

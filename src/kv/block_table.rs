@@ -49,6 +49,11 @@ impl BlockTable {
         self.slots = self.slots.max(slots);
     }
 
+    /// The last block of a table that follows another may be shared in part.
+    pub(super) fn set_slots(&mut self, slots: u32) {
+        self.slots = slots;
+    }
+
     /// Puts another block in the place of one.
     pub(super) fn replace(&mut self, logical: u32, block: BlockId) {
         self.blocks[logical as usize] = block;

@@ -48,6 +48,21 @@ impl KvCache {
         table.raise_slots(slots);
     }
 
+    /// Makes a table hold what positions `0..slots` of `parent` hold, keeping the blocks that it has in common with it.
+    pub fn follow(&mut self, table: &mut BlockTable, parent: &BlockTable, slots: u32) {
+        assert!(slots <= parent.slots(), "{slots} slots of {} are shared", parent.slots());
+        let end = self.blocks_for(slots) as usize;
+        let common = table.ids().iter().zip(&parent.ids()[..end]).take_while(|(a, b)| a == b).count();
+        self.shorten(table, common as u32 * self.config.block_size);
+        for logical in common..end {
+            let block = parent.ids()[logical];
+            self.pool.hold(block);
+            table.push(block);
+            self.events.push(BlockEvent::Share { block, request: table.owner(), logical: logical as u32 });
+        }
+        table.set_slots(slots);
+    }
+
     /// Blocks that [`KvCache::reserve`] takes to make positions `valid..slots` writable.
     pub fn needed_blocks(&self, table: &BlockTable, valid: u32, slots: u32) -> u32 {
         let added = self.blocks_for(slots).saturating_sub(table.num_blocks());

@@ -49,7 +49,7 @@ impl ContentId {
 
 /// The names of a sequence's full blocks: `hash[i] = xxh3(tokens of block i, seeded with hash[i - 1])`, and the first
 /// is seeded with the hash of salt and adapter. Grows with the sequence's tokens and survives preemption.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PrefixChain {
     key: CacheKey,
     hash_mask: u64,

@@ -223,10 +223,6 @@ impl Model {
 
     /// Refuses by name a weight that can be read but has no GPU kernel. Call it before an adapter is opened.
     pub fn unsupported_on_gpu(&self) -> Result<(), ModelError> {
-        if self.spec.block.attention_softcap.is_some() {
-            let fault = format!("architecture `{}` with a soft cap in attention cannot be run yet", self.spec.arch);
-            return Err(ModelError::unsupported(&self.info.path, fault));
-        }
         for role in self.spec.roles() {
             if let Some(located) = self.locate_role(role)?
                 && !located.dtype.is_supported_on_gpu()

@@ -6,7 +6,7 @@ use super::{Header, Recording};
 use crate::batch::StepBatch;
 use crate::executor::Executor;
 use crate::kv::KvCache;
-use crate::scheduler::{NewFork, Op, Scheduler, StepPlan};
+use crate::scheduler::{NewFork, NewSequence, Op, Scheduler, StepPlan};
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
 
@@ -103,6 +103,7 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         Op::Add(new) => drop(scheduler.add(new.clone())),
         Op::AddBeside(new) => drop(scheduler.add_beside(new.clone())),
         Op::Fork { parent, fork } => drop(scheduler.fork(*parent, NewFork::clone(fork))),
+        Op::AddGang { new, width } => drop(scheduler.add_gang(NewSequence::clone(new), *width)),
         Op::AddPin(pin) => drop(scheduler.add_pin(pin.clone())),
         Op::Unpin { prefix } => drop(scheduler.unpin(*prefix)),
         Op::EvictPrefix { prefix } => drop(scheduler.evict_prefix(*prefix)),
@@ -114,7 +115,9 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         }
         Op::Adopt(content) => drop(scheduler.adopt(content)),
         Op::DropAdopted(id) => scheduler.drop_adopted(id),
-        Op::Commit { sampled, not_finite, .. } => drop(scheduler.commit(&take(), sampled, not_finite)),
+        Op::Commit { sampled, not_finite, advances, .. } => {
+            drop(scheduler.commit_gangs(&take(), sampled, not_finite, advances));
+        }
         Op::Taint { request, position } => scheduler.taint_from(*request, *position),
         Op::Release => scheduler.release(&take()),
         Op::Abandon => scheduler.abandon(&take()),

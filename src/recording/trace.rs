@@ -27,6 +27,7 @@ pub fn export(recording: &Recording) -> Value {
     for timed in &recording.ops {
         let id = match &timed.op {
             Op::Add(new) | Op::AddBeside(new) => new.id,
+            Op::AddGang { new, .. } => new.id,
             Op::Fork { fork, .. } => fork.sequence.id,
             Op::AddPin(pin) => pin.id,
             _ => continue,
@@ -80,6 +81,7 @@ impl Trace {
         for timed in &recording.ops {
             let id = match &timed.op {
                 Op::Add(new) | Op::AddBeside(new) => new.id,
+                Op::AddGang { new, .. } => new.id,
                 Op::Fork { fork, .. } => fork.sequence.id,
                 Op::AddPin(pin) => pin.id,
                 _ => continue,

@@ -286,7 +286,8 @@ fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// The recorded requests that got a token, with their outputs as the one thing that ends them; latest first.
+/// The recorded requests that got a token, with their outputs as the one thing that ends them; latest first. Beam
+/// searches are left out: what they would rank is not recorded.
 fn arrivals(recording: &Recording) -> Vec<Arrival> {
     let mut outputs: HashMap<RequestId, Vec<TokenId>> = HashMap::new();
     let mut prompts: HashMap<RequestId, Vec<TokenId>> = HashMap::new();

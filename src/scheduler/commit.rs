@@ -1,5 +1,6 @@
 //! After a step: apply what it gave, or take it back.
 
+use super::gang::{GangAdvance, GangNext, GangRows};
 use super::planner::Undo;
 use super::queue::{MAX_SCORED_BLOCKS, QueuePolicy, RESCORED_PER_STEP};
 use super::{Op, PlanRow, RowKind, Scheduler, SeqIdx, SeqStatus, Sequence, StepPlan};
@@ -35,6 +36,18 @@ impl Scheduler {
     /// `sampled` and `not_finite` have one entry per row that wants logits, in plan order; a row that is not finite ends
     /// with an error, and the blocks that it read are never shared again.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[TokenId], not_finite: &[bool]) -> Committed {
+        self.commit_gangs(plan, sampled, not_finite, &[])
+    }
+
+    /// [`Self::commit`] where the plan has [`Self::gang_rows`]: what is sampled in them is not used; the search says with
+    /// `advances` how each gang goes on. A gang with a row that is not finite ends with an error.
+    pub fn commit_gangs(
+        &mut self,
+        plan: &StepPlan,
+        sampled: &[TokenId],
+        not_finite: &[bool],
+        advances: &[GangAdvance],
+    ) -> Committed {
         self.close(plan);
         assert_eq!(sampled.len(), plan.num_logits(), "one sampled token per row that wants logits");
         assert_eq!(not_finite.len(), sampled.len(), "one flag per sampled token");
@@ -42,6 +55,7 @@ impl Scheduler {
         self.taint_suspects();
         self.undo.clear();
         self.count_preemptions(plan);
+        let gangs = self.gang_rows(plan);
         let mut committed = Committed { step: plan.step, rows: Vec::with_capacity(plan.rows.len()) };
         let mut num_logits = 0;
         for row in &plan.rows {
@@ -52,6 +66,7 @@ impl Scheduler {
             result.logit_idx = logit_idx.map(|l| l as u32);
             committed.rows.push(result);
         }
+        self.advance_gangs(gangs, not_finite, advances);
         self.end_deferred();
         let lost = self.kv.take_lost_pins();
         self.renew_pins(lost);
@@ -60,9 +75,26 @@ impl Scheduler {
         self.note(|_| Op::Commit {
             sampled: sampled.to_vec(),
             not_finite: not_finite.to_vec(),
+            advances: advances.to_vec(),
             rows: committed.rows.clone(),
         });
         committed
+    }
+
+    fn advance_gangs(&mut self, gangs: Vec<GangRows>, not_finite: &[bool], advances: &[GangAdvance]) {
+        for rows in gangs {
+            let leader = self.by_id[&rows.gang];
+            if rows.logits.iter().any(|&l| not_finite[l]) {
+                let position = self.seq(leader).num_tokens();
+                self.end(leader, Err(RunError::NotFinite { position }));
+                continue;
+            }
+            let advance = advances.iter().find(|advance| advance.gang == rows.gang);
+            match &advance.unwrap_or_else(|| panic!("nobody says how search {} goes on", rows.gang)).next {
+                GangNext::Beams(children) => self.advance_gang(rows.gang, children),
+                GangNext::End(reason) => self.end(leader, Ok(reason.clone())),
+            }
+        }
     }
 
     /// The step did not run and nothing was written: the state is again as before [`Scheduler::plan_step`].
@@ -118,7 +150,7 @@ impl Scheduler {
             self.rescore_at = (self.rescore_at + 1) % self.seqs.len();
             self.num_looked_at += 1;
             let Some(seq) = &self.seqs[self.rescore_at] else { continue };
-            if seq.status == SeqStatus::Waiting {
+            if seq.status == SeqStatus::Waiting && !seq.is_follower() {
                 let (idx, mut ticket, cached_tokens) = (self.rescore_at as SeqIdx, seq.ticket, self.score(seq));
                 self.waiting.rescore(idx, &mut ticket, cached_tokens);
                 self.seq_mut(idx).ticket = ticket;
@@ -177,6 +209,9 @@ impl Scheduler {
         let restored_from = seq.restored_from.take();
         if let Some((_, true)) = sampled {
             self.kv.taint(&seq.table);
+            if seq.gang.is_some() {
+                return result;
+            }
             self.end(row.seq, Err(RunError::NotFinite { position: to }));
             return result;
         }
@@ -188,7 +223,7 @@ impl Scheduler {
         self.totals.restored_tokens += u64::from(row.from - first_new);
         self.kv.publish(&seq.table, &mut seq.chain, &seq.tokens, first_new, to);
         seq.num_public = to;
-        if let Some((token, _)) = sampled {
+        if let (Some((token, _)), None) = (sampled, seq.gang) {
             result.token = Some(token);
             self.waiting.charge(seq.ticket.client, 1);
             self.waiting.serve(seq.ticket.client, 1);
@@ -202,6 +237,12 @@ impl Scheduler {
 
     fn apply(&mut self, undo: Undo) {
         match undo {
+            gang @ (Undo::Unfold { .. }
+            | Undo::Fold { .. }
+            | Undo::TakeSpareSlots { .. }
+            | Undo::GiveSpareSlots { .. }) => {
+                self.apply_gang(gang);
+            }
             Undo::Grow { seq: idx, mark } => {
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 self.kv.rewind(&mut seq.table, mark);

@@ -99,7 +99,9 @@ impl Scheduler {
         let fork = seq.fork_of?;
         let idx = *self.by_id.get(&fork.parent)?;
         let parent = self.seq(idx);
-        let tokens = fork.keep_tokens.min(parent.num_computed);
+        // Beams change their tokens behind the prompt from step to step.
+        let lasting = if parent.gang.is_some() { parent.num_prompt } else { fork.keep_tokens };
+        let tokens = fork.keep_tokens.min(lasting).min(parent.num_computed);
         // What comes back to it in this very step is not there for others yet.
         let has_blocks = parent.status == SeqStatus::Running && parent.restored_from.is_none();
         (has_blocks && tokens > 0).then_some((idx, tokens))

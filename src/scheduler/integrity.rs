@@ -1,6 +1,6 @@
 //! The invariants of queue, batch and plan. Numbers are those of the design's list of invariants.
 
-use super::policy::{claimed_blocks, is_protected};
+use super::policy::is_protected;
 use super::queue::QueueMark;
 use super::{CheckLevel, ClientView, PlanRow, Scheduler, SeqIdx, SeqStatus, StepPlan};
 use crate::kv::HeldTable;
@@ -18,11 +18,12 @@ impl Scheduler {
         self.kv.check_integrity(held)?;
         self.check_partition()?;
         self.check_slots()?;
+        self.check_gangs()?;
         self.check_clients()?;
-        for seq in self.live() {
+        for seq in self.seqs.iter().flatten() {
             self.check_sequence(seq)?;
         }
-        let claimed: u32 = self.running().map(|seq| claimed_blocks(seq, &self.kv, &self.config)).sum();
+        let claimed = self.total_claimed();
         if claimed > self.kv.num_available() {
             let available = self.kv.num_available();
             return Err(format!(
@@ -37,7 +38,9 @@ impl Scheduler {
         if plan.num_tokens() > plan.budget || plan.budget > self.config.max_tokens_per_step {
             return Err(format!("invariant 12: {} tokens are planned within {}", plan.num_tokens(), plan.budget));
         }
-        if plan.rows.is_empty() && plan.budget > 0 && self.has_work() {
+        // The beams of a search step together or not at all.
+        let is_too_small = |seq: &super::Sequence| self.is_gang_over_budget(seq, plan.budget);
+        if plan.rows.is_empty() && plan.budget > 0 && self.has_work() && !self.running().any(is_too_small) {
             return Err(format!("invariant 14: step {} has work and budget, but no row", plan.step));
         }
         if plan.rows.is_empty() && !(plan.swap_out.is_empty() && plan.swap_in.is_empty()) {
@@ -103,7 +106,12 @@ impl Scheduler {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
         let waiting = self.waiting.in_any_order().map(|idx| (idx, SeqStatus::Waiting));
-        for (idx, status) in running.chain(waiting) {
+        // Beams that wait for their leader are in no list.
+        let is_folded = |seq: &super::Sequence| seq.is_follower() && seq.status == SeqStatus::Waiting;
+        let folded = self.gangs.values().flat_map(|gang| &gang.members).filter(|idx| is_folded(self.seq(**idx)));
+        let folded: Vec<(SeqIdx, SeqStatus)> = folded.map(|idx| (*idx, SeqStatus::Waiting)).collect();
+        let num_folded = folded.len();
+        for (idx, status) in running.chain(waiting).chain(folded) {
             times_seen[idx as usize] += 1;
             if self.seqs[idx as usize].as_ref().is_none_or(|seq| seq.status != status) {
                 return Err(format!("invariant 13: place {idx} is listed as {status:?}, but is not"));
@@ -114,7 +122,7 @@ impl Scheduler {
                 return Err(format!("invariant 13: request {id} is listed {} times", times_seen[*idx as usize]));
             }
         }
-        let num_listed = self.running.len() + self.waiting.len();
+        let num_listed = self.running.len() + self.waiting.len() + num_folded;
         let num_live = self.seqs.iter().flatten().count();
         if num_listed != self.by_id.len() || num_live != num_listed || num_live + self.vacant.len() != self.seqs.len() {
             return Err(format!("invariant 13: {num_live} sequences live, {num_listed} are listed"));
@@ -130,7 +138,9 @@ impl Scheduler {
     /// Every live request is counted once with its client.
     fn check_clients(&self) -> Result<(), String> {
         let counted = self.clients().fold((0, 0), |sum, view| (sum.0 + view.running, sum.1 + view.waiting));
-        let listed = (self.running.len() as u32, self.waiting.len() as u32);
+        // The beams of a search count as one.
+        let num_running = self.running().filter(|seq| !seq.is_follower()).count() as u32;
+        let listed = (num_running, self.waiting.len() as u32);
         if counted != listed {
             return Err(format!("invariant 13: clients have (running, waiting) {counted:?}, {listed:?} are listed"));
         }
@@ -144,7 +154,8 @@ impl Scheduler {
     fn check_slots(&self) -> Result<(), String> {
         let mut is_taken = vec![false; self.config.max_num_seqs as usize];
         let taken = self.running().filter_map(|seq| seq.slot);
-        for slot in taken.chain(self.free_slots.iter().copied()) {
+        let spare = self.gangs.values().flat_map(|gang| gang.spare_slots.iter().copied());
+        for slot in taken.chain(self.free_slots.iter().copied()).chain(spare) {
             if std::mem::replace(&mut is_taken[slot.idx()], true) {
                 return Err(format!("slot {slot} is in use twice, or in use and free"));
             }
@@ -204,6 +215,8 @@ pub struct StateView {
     pub clients: Vec<ClientView>,
     pub(super) queue_mark: QueueMark,
     pub places: Vec<SeqIdx>,
+    /// By id: beams in the order of their search, and spare slots.
+    pub gangs: Vec<(u64, Vec<SeqIdx>, Vec<u32>)>,
 }
 
 /// One sequence in a [`StateView`].
@@ -241,6 +254,11 @@ impl Scheduler {
             swapped: seq.swapped.as_ref().map(|swapped| swapped.num_computed()),
             cached_tokens: seq.cached_tokens,
         };
+        let gang = |(id, gang): (&crate::ids::RequestId, &super::Gang)| {
+            (id.0, gang.members.clone(), gang.spare_slots.iter().map(|slot| slot.0).collect())
+        };
+        let mut gangs: Vec<_> = self.gangs.iter().map(gang).collect();
+        gangs.sort_unstable();
         let mut clients: Vec<ClientView> = self.clients().copied().collect();
         clients.sort_unstable_by_key(|view| view.client);
         StateView {
@@ -252,6 +270,7 @@ impl Scheduler {
             host: self.kv.host_views().collect(),
             counts: self.kv.counts(),
             totals: self.totals,
+            gangs,
             clients,
             queue_mark: self.waiting.mark(),
             places: self.running.iter().copied().chain(self.waiting.iter()).collect(),

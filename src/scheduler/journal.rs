@@ -3,7 +3,7 @@
 //! Guarantees: with the journal on, every call that changes the scheduler is noted, also one that is refused; the same
 //! operations on a new scheduler of the same configuration give the same plans, block for block. Off, it costs nothing.
 
-use super::{NewFork, NewPin, NewSequence, PlanInputs, RowResult, Scheduler, StepPlan};
+use super::{GangAdvance, NewFork, NewPin, NewSequence, PlanInputs, RowResult, Scheduler, StepPlan};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{BlockEvent, CachedContent, ContentId, KvConfig};
 use crate::protocol::FinishReason;
@@ -18,6 +18,10 @@ pub enum Op {
     Fork {
         parent: RequestId,
         fork: Box<NewFork>,
+    },
+    AddGang {
+        new: Box<NewSequence>,
+        width: u32,
     },
     AddPin(NewPin),
     Unpin {
@@ -53,6 +57,9 @@ pub enum Op {
     Commit {
         sampled: Vec<TokenId>,
         not_finite: Vec<bool>,
+        /// What the searches made of it.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        advances: Vec<GangAdvance>,
         rows: Vec<RowResult>,
     },
     /// The step did not run.

@@ -12,6 +12,7 @@
 mod clients;
 mod commit;
 mod fork;
+mod gang;
 mod integrity;
 mod journal;
 mod plan;
@@ -24,8 +25,13 @@ mod queue;
 mod sequence;
 
 pub use clients::ClientView;
+#[cfg(test)]
+#[path = "tests/gangs.rs"]
+mod gang_tests;
+
 pub use commit::{Committed, RowResult};
 pub use fork::{NewFork, QueuePlace};
+pub use gang::{GangAdvance, GangBlocks, GangChild, GangNext, GangRows, gang_bound};
 pub use integrity::{SequenceView, StateView};
 pub use journal::Op;
 pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, VictimPolicy, WaitReason};
@@ -41,6 +47,7 @@ pub use crate::kv::HostTransfer;
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, KvCache};
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
+use gang::Gang;
 use planner::Undo;
 use queue::{QueueConfig, WaitingQueue};
 use rustc_hash::FxHashMap;
@@ -122,6 +129,8 @@ pub struct Scheduler {
     seqs: Vec<Option<Sequence>>, // by SeqIdx
     vacant: Vec<SeqIdx>,
     by_id: FxHashMap<RequestId, SeqIdx>,
+    /// By the leader's id.
+    gangs: FxHashMap<RequestId, Gang>,
     running: Vec<SeqIdx>,
     waiting: WaitingQueue,
     free_slots: Vec<SeqSlot>,
@@ -160,6 +169,7 @@ impl Scheduler {
             seqs: Vec::new(),
             vacant: Vec::new(),
             by_id: FxHashMap::default(),
+            gangs: FxHashMap::default(),
             running: Vec::new(),
             waiting: WaitingQueue::new(QueueConfig {
                 policy: config.queue_policy,
@@ -220,6 +230,13 @@ impl Scheduler {
 
     fn arrive(&mut self, mut seq: Sequence) {
         seq.ticket.cached_tokens = self.score(&seq);
+        let ticket = seq.ticket;
+        let idx = self.place(seq);
+        self.waiting.arrive(idx, &ticket);
+    }
+
+    /// Stores a sequence.
+    fn place(&mut self, seq: Sequence) -> SeqIdx {
         let idx = match self.vacant.pop() {
             Some(idx) => idx,
             None => {
@@ -227,9 +244,9 @@ impl Scheduler {
                 self.seqs.len() as SeqIdx - 1
             }
         };
-        self.waiting.arrive(idx, &seq.ticket);
         self.by_id.insert(seq.id, idx);
         self.seqs[idx as usize] = Some(seq);
+        idx
     }
 
     /// Ends a request at its client's wish; its blocks are free at once, or after the step in flight. False when the
@@ -240,8 +257,10 @@ impl Scheduler {
 
     /// Ends a request for a reason that the scheduler cannot see, such as a stop string. A token that the step in flight
     /// samples for it is dropped, and what that step computes for it is not published. False when it is not live.
+    /// Any beam of a search stands for all of it.
     pub fn finish(&mut self, id: RequestId, reason: FinishReason) -> bool {
-        let Some(&idx) = self.by_id.get(&id) else { return false };
+        let Some(id) = self.by_id.get(&id).map(|idx| self.party(*idx)) else { return false };
+        let idx = self.by_id[&id];
         self.note(|_| Op::Finish { request: id, reason: reason.clone() });
         if self.in_flight.is_none() {
             self.end(idx, Ok(reason));
@@ -252,6 +271,9 @@ impl Scheduler {
             return false;
         }
         seq.is_ending = true;
+        for member in self.gangs.get(&id).map_or(Vec::new(), |gang| gang.members.clone()) {
+            self.seq_mut(member).is_ending = true;
+        }
         self.deferred.push((id, reason));
         true
     }
@@ -289,10 +311,11 @@ impl Scheduler {
         let mut live: Vec<(RequestId, SeqIdx)> = self.by_id.iter().map(|(id, idx)| (*id, *idx)).collect();
         live.sort_unstable();
         self.running.clear();
+        self.gangs.values_mut().for_each(|gang| gang.spare_slots.clear());
         let total = self.kv.num_usable();
         for (id, idx) in live {
             let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
-            if seq.status == SeqStatus::Running {
+            if seq.status == SeqStatus::Running && !seq.is_follower() {
                 self.waiting.put_back(idx, &seq.ticket);
             }
             seq.reset_progress();
@@ -307,7 +330,13 @@ impl Scheduler {
             if seq.stop.max_tokens.is_none() {
                 seq.max_total = seq.max_total.min(total.saturating_mul(self.kv.block_size()));
             }
-            let needed = self.kv.blocks_for(seq.max_total.max(seq.num_tokens() + 1));
+            let (gang, is_bounded) = (seq.gang, seq.stop.max_tokens.is_some());
+            let mut needed = self.kv.blocks_for(seq.max_total.max(seq.num_tokens() + 1));
+            match gang {
+                Some(gang) if gang == id => needed = self.refit_gang(id, is_bounded),
+                Some(_) => continue,
+                None => {}
+            }
             if needed > total {
                 self.end(idx, Err(RunError::NeverFits { needed, total }));
             }
@@ -417,6 +446,9 @@ impl Scheduler {
     /// Takes a sequence out of queue or batch and gives its blocks back.
     fn end(&mut self, idx: SeqIdx, outcome: Result<FinishReason, RunError>) {
         assert!(self.in_flight.is_none(), "a sequence ends between steps");
+        if let Some(gang) = self.seq(idx).gang {
+            self.disband(gang);
+        }
         let mut seq = self.seqs[idx as usize].take().expect("only a live sequence ends");
         match seq.status {
             SeqStatus::Running => self.running.retain(|other| *other != idx),

@@ -105,6 +105,8 @@ pub enum WaitReason {
     Slots { max_num_seqs: u32 },
     /// The step's token budget is used up.
     Budget,
+    /// The beams of a search join together: so many slots are needed, so many are free.
+    Gang { needed: u32, available: u32 },
     /// A preemption happened in this step; nothing is admitted beside it.
     Preemption,
     /// Its next block is being computed by `leader` in this step; it is shared in the next.

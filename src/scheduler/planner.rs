@@ -50,12 +50,29 @@ pub(super) enum Undo {
         table: SuspendedTable,
         mark: QueueMark,
     },
+    Unfold {
+        seq: SeqIdx,
+    },
+    Fold {
+        seq: SeqIdx,
+        at: usize,
+        slot: SeqSlot,
+        progress: Progress,
+        table: SuspendedTable,
+    },
+    TakeSpareSlots {
+        gang: RequestId,
+    },
+    GiveSpareSlots {
+        gang: RequestId,
+        slots: Vec<SeqSlot>,
+    },
 }
 
 /// A plan being made.
 pub(super) struct Draft {
     pub(super) plan: StepPlan,
-    budget_left: u32,
+    pub(super) budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
     costs: PreemptCosts,
@@ -90,8 +107,9 @@ impl Scheduler {
             prefill_used: 0,
             costs: inputs.costs,
             shares: Shares::ALL,
-            claimed: self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum(),
+            claimed: self.total_claimed(),
         };
+        self.unfold_gangs();
         self.serve_running(&mut draft, Pass::One);
         draft.shares = self.share_prefill(&draft);
         self.serve_running(&mut draft, Pass::More);
@@ -126,7 +144,13 @@ impl Scheduler {
             if seq.status != SeqStatus::Running || is_one != (pass == Pass::One) {
                 continue;
             }
-            let num_tokens = self.chunk(seq.num_remaining(), draft);
+            if let (Pass::One, Some(gang)) = (pass, seq.gang) {
+                if !seq.is_follower() {
+                    self.serve_gang(gang, draft);
+                }
+                continue;
+            }
+            let num_tokens = self.chunk(self.num_plannable(idx), draft);
             let num_tokens = if is_one { num_tokens } else { draft.shares.take(num_tokens) };
             if num_tokens == 0 {
                 continue;
@@ -146,36 +170,36 @@ impl Scheduler {
         if remaining == 1 { chunk } else { chunk.min(draft.prefill_left()) }
     }
 
-    /// Preempts until `num_tokens` more positions fit. False when the sequence itself had to give way.
-    fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
+    /// Preempts until `num_tokens` more positions fit. False when the sequence itself (or its gang) had to give way.
+    pub(super) fn make_room(&mut self, idx: SeqIdx, num_tokens: u32, draft: &mut Draft) -> bool {
         loop {
             let seq = self.seq(idx);
             let needed = self.kv.needed_blocks(&seq.table, seq.num_valid, seq.num_computed + num_tokens);
-            let own = policy::claimed_blocks(seq, &self.kv, &self.config);
-            let others = draft.claimed - own;
+            let others = draft.claimed - self.claimed(idx);
             if needed == 0 || needed + others <= self.kv.num_available() {
                 return true;
             }
             let running = self.running.iter().map(|idx| self.seq(*idx));
             let scores = policy::victim_scores(running, &self.config);
             let victim = self.by_id[&policy::victim(&scores).expect("a protected sequence finds what it claims")];
-            self.preempt(victim, idx, scores, draft);
-            if victim == idx {
+            let is_own = self.party(victim) == self.party(idx);
+            self.give_way(victim, idx, scores, draft);
+            if is_own {
                 return false;
             }
         }
     }
 
     /// Reserves the blocks of a row and writes it down. The room was made before.
-    fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
+    pub(super) fn plan_row(&mut self, idx: SeqIdx, num_tokens: u32, joined: Option<Admission>, draft: &mut Draft) {
+        let claimed_before = self.claimed(idx);
         let seq = self.seqs[idx as usize].as_mut().expect("planned rows are live");
-        let claimed_before = policy::claimed_blocks(seq, &self.kv, &self.config);
         let mark = self.kv.mark(&seq.table, seq.num_valid);
         let to = seq.num_computed + num_tokens;
         let num_new_blocks = self.kv.reserve(&mut seq.table, seq.num_valid, to).expect("room was made for the row");
         self.undo.push(Undo::Grow { seq: idx, mark });
-        let claimed_now = policy::claimed_blocks(seq, &self.kv, &self.config);
-        draft.claimed = draft.claimed + claimed_now - claimed_before;
+        draft.claimed = draft.claimed + self.claimed(idx) - claimed_before;
+        let seq = self.seq(idx);
         draft.budget_left -= num_tokens;
         if seq.num_remaining() > 1 {
             draft.prefill_used += num_tokens;
@@ -201,15 +225,31 @@ impl Scheduler {
         });
     }
 
-    /// Puts a running sequence back in the queue. What it had in this plan is given back.
-    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
-        if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == victim) {
+    /// Preempts a victim, with its whole gang if it is a beam.
+    fn give_way(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
+        let Some(gang) = self.seq(victim).gang else { return self.preempt(victim, beneficiary, scores, draft) };
+        let available = self.kv.num_available();
+        let lost = self.fold_gang(gang, draft);
+        self.preempt(self.by_id[&gang], beneficiary, scores, draft);
+        let preemption = draft.plan.preempted.last_mut().expect("the leader was just preempted");
+        preemption.freed_blocks = self.kv.num_available() - available;
+        preemption.lost_tokens += lost;
+    }
+
+    /// Takes back the row that a sequence has in this plan, if any.
+    pub(super) fn drop_row(&mut self, idx: SeqIdx, draft: &mut Draft) {
+        if let Some(at) = draft.plan.rows.iter().position(|row| row.seq == idx) {
             let row = draft.plan.rows.remove(at);
             draft.budget_left += row.num_tokens;
-            if self.seq(victim).num_remaining() > 1 {
+            if self.seq(idx).num_remaining() > 1 {
                 draft.prefill_used -= row.num_tokens;
             }
         }
+    }
+
+    /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
+    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
+        self.drop_row(victim, draft);
         let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
         self.running.remove(at);
         let mode = self.preempt_mode(victim, draft.costs);
@@ -250,16 +290,21 @@ impl Scheduler {
 
     /// Admits from the head of the queue while the whole of each fits; says what stopped it.
     fn admit(&mut self, draft: &mut Draft) -> Option<WaitReason> {
-        let mut promised: u32 = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
+        let mut promised: u32 = self.running.iter().map(|idx| self.promised(*idx)).sum();
         while let Some(idx) = self.waiting.first() {
             self.num_looked_at += 1;
             let Some(&slot) = self.free_slots.last() else {
                 return Some(WaitReason::Slots { max_num_seqs: self.config.max_num_seqs });
             };
+            if let Some(reason) = self.gang_waits(idx) {
+                return Some(reason);
+            }
             let seq = self.seqs[idx as usize].as_ref().expect("waiting sequences are live");
-            // At least one token is computed, to get logits.
+            // At least one token is computed, to get logits; and the last of a gang's leader only beside the other beams.
+            let is_held = self.is_held(seq);
             let query_tokens = seq.num_tokens() - 1;
-            let hit = self.kv.lookup(&seq.chain, &seq.tokens, seq.num_tokens());
+            let most = if is_held { query_tokens - 1 } else { seq.num_tokens() };
+            let hit = self.kv.lookup(&seq.chain, &seq.tokens, most);
             let restorable = self.kv.restorable(hit, seq.swapped.as_ref());
             let is_restored = restorable > hit.tokens;
             let (mut hit, parent) = match is_restored {
@@ -273,14 +318,16 @@ impl Scheduler {
             }
             let watermark = if self.running.is_empty() { 0 } else { self.config.watermark_blocks };
             let room = Room { available: self.kv.num_available(), promised, watermark };
-            let mut may_join = policy::may_join(seq, hit, &room, &self.kv, &self.config);
+            let blocks = self.needed_to_join(idx);
+            let mut may_join = policy::may_join(blocks, hit, &room);
             if may_join.is_err() && parent.is_none() {
                 // A block found in part needs room beside its copy: in a full pool it is computed instead.
                 hit = self.kv.whole_blocks(hit);
-                may_join = policy::may_join(seq, hit, &room, &self.kv, &self.config);
+                may_join = policy::may_join(blocks, hit, &room);
             }
             let cached_tokens = if is_restored { restorable } else { hit.tokens };
-            let num_tokens = self.chunk(seq.num_tokens() - cached_tokens.min(query_tokens), draft);
+            let wanted = seq.num_tokens() - u32::from(is_held) - cached_tokens.min(query_tokens);
+            let num_tokens = self.chunk(wanted, draft);
             if num_tokens == 0 {
                 return Some(WaitReason::Budget);
             }
@@ -289,7 +336,7 @@ impl Scheduler {
             }
             self.attach(idx, hit, parent);
             self.join(idx, slot, num_tokens, is_restored, draft);
-            promised += policy::promised_blocks(self.seq(idx), &self.kv, &self.config);
+            promised += self.promised(idx);
         }
         None
     }
@@ -341,8 +388,9 @@ impl Scheduler {
         seq.slot = Some(slot);
         let joined =
             Admission { request: seq.id, num_tokens: seq.num_tokens(), cached_tokens, restored_tokens, is_resumed };
-        draft.claimed += policy::claimed_blocks(seq, &self.kv, &self.config);
         self.running.push(idx);
+        self.take_spare_slots(idx);
+        draft.claimed += self.claimed(idx);
         draft.plan.admitted.push(joined);
         self.plan_row(idx, num_tokens, Some(joined), draft);
     }

@@ -32,6 +32,7 @@ pub(super) fn claimed_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerCon
 }
 
 /// What each running sequence that is not protected is ranked by, in batch order: the last of the highest gives way.
+/// Beams give way with their leader.
 pub(super) fn victim_scores<'a>(
     running: impl Iterator<Item = &'a Sequence>,
     config: &SchedulerConfig,
@@ -43,7 +44,7 @@ pub(super) fn victim_scores<'a>(
     };
     running
         .enumerate()
-        .filter(|(_, seq)| !is_protected(seq, config))
+        .filter(|(_, seq)| !is_protected(seq, config) && !seq.is_follower())
         .map(|(at, seq)| (seq.id(), score((at, seq))))
         .collect()
 }
@@ -63,16 +64,14 @@ pub(super) struct Room {
     pub watermark: u32,
 }
 
-/// The whole of the sequence must fit, and an idle block of its own prefix counts once: as found, not as available.
-pub(super) fn may_join(
-    seq: &Sequence,
-    hit: PrefixHit,
-    room: &Room,
-    kv: &KvCache,
-    config: &SchedulerConfig,
-) -> Result<(), WaitReason> {
-    let tokens = if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() };
-    let needed = kv.blocks_for(tokens).saturating_sub(hit.num_blocks);
+/// Blocks that a waiting sequence must be able to have: a protected one all it may ever need.
+pub(super) fn own_blocks(seq: &Sequence, kv: &KvCache, config: &SchedulerConfig) -> u32 {
+    kv.blocks_for(if is_protected(seq, config) { seq.max_total } else { seq.num_tokens() })
+}
+
+/// All `blocks` that a request needs must fit, and an idle block of its own prefix counts once: as found, not as available.
+pub(super) fn may_join(blocks: u32, hit: PrefixHit, room: &Room) -> Result<(), WaitReason> {
+    let needed = blocks.saturating_sub(hit.num_blocks);
     // A hit may need no further block and yet take idle ones that are promised to others.
     let taken = hit.num_idle + room.promised + room.watermark;
     let available = room.available.saturating_sub(taken);

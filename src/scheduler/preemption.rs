@@ -40,7 +40,9 @@ impl Scheduler {
     /// nothing either way.
     pub(super) fn preempt_mode(&mut self, victim: SeqIdx, costs: PreemptCosts) -> PreemptMode {
         let seq = self.seqs[victim as usize].as_ref().expect("victims are live");
-        if self.config.preemption == PreemptionMode::Recompute || !self.kv.has_host_pool() {
+        // Beams of a search take from their leader what they share, so the leader is computed first.
+        let is_search = seq.gang.is_some();
+        if is_search || self.config.preemption == PreemptionMode::Recompute || !self.kv.has_host_pool() {
             return PreemptMode::Recompute;
         }
         let need = self.kv.swap_need(&seq.table, &seq.chain, &seq.tokens, seq.num_computed);
@@ -84,7 +86,11 @@ impl Scheduler {
                         seq.num_public = seq.num_public.min(there);
                     }
                 }
-                Undo::Grow { .. } => {}
+                Undo::Grow { .. }
+                | Undo::Unfold { .. }
+                | Undo::Fold { .. }
+                | Undo::TakeSpareSlots { .. }
+                | Undo::GiveSpareSlots { .. } => {}
             }
         }
     }

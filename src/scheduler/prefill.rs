@@ -6,7 +6,7 @@
 
 use super::planner::Draft;
 use super::policy::{self, Room};
-use super::{Scheduler, SeqStatus, Sequence};
+use super::{Scheduler, SeqIdx, SeqStatus, Sequence};
 use crate::kv::PrefixHit;
 
 /// What each prompt gets.
@@ -55,8 +55,12 @@ impl Scheduler {
     /// Divides what the one-token rows left among the running prompts and the head of the queue.
     pub(super) fn share_prefill(&mut self, draft: &Draft) -> Shares {
         let cap = self.config.long_prefill_cap;
-        let is_prompt = |seq: &&Sequence| seq.status == SeqStatus::Running && seq.num_remaining() > 1;
-        let mut demands: Vec<u32> = self.running().filter(is_prompt).map(|seq| seq.num_remaining().min(cap)).collect();
+        let is_prompt = |idx: &&SeqIdx| {
+            let seq = self.seq(**idx);
+            seq.status == SeqStatus::Running && seq.num_remaining() > 1
+        };
+        let prompts = self.running.iter().filter(is_prompt);
+        let mut demands: Vec<u32> = prompts.map(|idx| self.num_plannable(*idx).min(cap)).collect();
         if demands.is_empty() {
             return Shares::ALL;
         }
@@ -82,10 +86,15 @@ impl Scheduler {
         if self.will_be_computed(seq, ahead, query_tokens) {
             return None;
         }
-        let promised = self.running().map(|seq| policy::promised_blocks(seq, &self.kv, &self.config)).sum();
+        let promised = self.running.iter().map(|idx| self.promised(*idx)).sum();
         let room = Room { available: self.kv.num_available(), promised, watermark: self.config.watermark_blocks };
-        policy::may_join(seq, hit, &room, &self.kv, &self.config).ok()?;
-        Some(seq.num_tokens() - tokens.min(query_tokens))
+        if self.gang_waits(idx).is_some() {
+            return None;
+        }
+        policy::may_join(self.needed_to_join(idx), hit, &room).ok()?;
+        let seq = self.seq(idx);
+        let wanted = seq.num_tokens() - u32::from(self.is_held(seq));
+        Some(wanted.saturating_sub(tokens.min(query_tokens)).max(1))
     }
 
     /// A running prompt is on its way to what `seq` needs next, its parent's or an equal one: `seq` will wait to share it.

@@ -130,8 +130,10 @@ impl Scheduler {
         while self.kv.num_pinned() > 0 {
             let room = self.kv.num_usable() - self.kv.num_pinned();
             let next = self.waiting.first().filter(|_| self.running.is_empty());
-            let mut live = self.running.iter().copied().chain(next).map(|idx| self.seq(idx));
-            if !live.any(|seq| seq.pin.is_none() && self.own_blocks(seq) > room) {
+            // The beams of a search count with their leader.
+            let parties = self.running.iter().copied().chain(next).map(|idx| self.seq(idx));
+            let mut parties = parties.filter(|seq| seq.pin.is_none() && !seq.is_follower());
+            if !parties.any(|seq| self.own_blocks(seq) > room) {
                 return;
             }
             self.kv.unpin_newest();
@@ -143,19 +145,21 @@ impl Scheduler {
     fn own_blocks(&self, seq: &Sequence) -> u32 {
         let shared = match seq.table.num_blocks() {
             0 => {
-                let max_blocks = seq.num_tokens().saturating_sub(1) / self.kv.block_size();
-                self.kv.num_pinned_of(&seq.chain, &seq.tokens, max_blocks)
+                let max_tokens = seq.num_tokens().saturating_sub(1 + u32::from(self.is_held(seq)));
+                // What the beams of a search have in common for sure is their prompt.
+                let max_tokens = if seq.gang.is_some() { max_tokens.min(seq.num_prompt) } else { max_tokens };
+                self.kv.num_pinned_of(&seq.chain, &seq.tokens, max_tokens / self.kv.block_size())
             }
             _ => seq.table.ids().iter().filter(|id| self.kv.block(**id).is_pinned).count() as u32,
         };
-        self.kv.blocks_for(seq.max_total) - shared.min(self.kv.blocks_for(seq.max_total))
+        self.most_blocks(seq).saturating_sub(shared)
     }
 
     /// Blocks that pins may take beside the requests that live now.
     fn pin_limit(&self) -> u32 {
         let total = self.kv.num_usable();
         let live = self.seqs.iter().flatten().filter(|seq| seq.pin.is_none());
-        let most = live.map(|seq| self.kv.blocks_for(seq.max_total)).max().unwrap_or(0);
+        let most = live.map(|seq| self.most_blocks(seq)).max().unwrap_or(0);
         (total * MAX_PINNED_PERCENT / 100).min(total - most.min(total))
     }
 

@@ -104,6 +104,8 @@ pub struct Sequence {
     /// Set when the sequence is to end as soon as the step in flight is over.
     pub(super) is_ending: bool,
     pub(super) fork_of: Option<ForkOf>,
+    /// The search that it is a beam of.
+    pub(super) gang: Option<RequestId>,
     counts: Option<TokenCounts>,
 }
 
@@ -152,6 +154,7 @@ impl Sequence {
             cached_tokens: None,
             is_ending: false,
             fork_of: None,
+            gang: None,
         };
         seq.chain.extend(&seq.tokens);
         seq
@@ -194,7 +197,7 @@ impl Sequence {
 
     /// The request that this one was forked from.
     pub fn parent(&self) -> Option<RequestId> {
-        self.fork_of.map(|fork| fork.parent)
+        self.gang.filter(|_| self.is_follower()).or(self.fork_of.map(|fork| fork.parent))
     }
 
     /// Known tokens whose K and V are not in the cache yet; at least 1 while the sequence lives.
@@ -275,13 +278,58 @@ impl Sequence {
         }
     }
 
-    /// Appends a sampled token and says whether it was the last.
-    pub(super) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
+    /// The search that this sequence is a beam of: the id of its leader.
+    pub fn gang(&self) -> Option<RequestId> {
+        self.gang
+    }
+
+    /// A beam that another one stands for in the queue.
+    pub fn is_follower(&self) -> bool {
+        self.gang.is_some_and(|gang| gang != self.id)
+    }
+
+    /// A further beam of the same search, without blocks or a slot; see [`Self::copy_progress`].
+    pub(super) fn beam(&self, id: RequestId) -> Sequence {
+        Sequence {
+            id,
+            sampling: self.sampling.clone(),
+            biases: self.biases.clone(),
+            stop: self.stop.clone(),
+            stop_ids: self.stop_ids.clone(),
+            tokens: self.tokens.clone(),
+            table: BlockTable::new(id),
+            chain: self.chain.clone(),
+            counts: self.counts.clone(),
+            status: SeqStatus::Waiting,
+            slot: None,
+            pin: None,
+            swapped: None,
+            fork_of: None,
+            ..*self
+        }
+    }
+
+    /// Takes over all that another beam knows and has computed; the blocks are the caller's matter.
+    pub(super) fn copy_progress(&mut self, source: &Sequence) {
+        self.tokens.clone_from(&source.tokens);
+        self.chain = source.chain.clone();
+        self.counts.clone_from(&source.counts);
+        self.set_progress(source.progress());
+        self.computed_peak = source.computed_peak;
+    }
+
+    /// Appends a token without asking whether it is the last.
+    pub(super) fn push(&mut self, token: TokenId) {
         self.tokens.push(token);
         self.chain.extend(&self.tokens);
         if let Some(counts) = &mut self.counts {
             counts.add_output(token);
         }
+    }
+
+    /// Appends a sampled token and says whether it was the last.
+    pub(super) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
+        self.push(token);
         if self.num_output() > self.stop.min_tokens && self.stop_ids.contains(&token) {
             return Some(FinishReason::StopToken(token));
         }
@@ -325,7 +373,7 @@ fn merge_biases(list: &[(TokenId, f32)]) -> Vec<(TokenId, f32)> {
 }
 
 /// Kept up to date token by token, so that a step copies a list and counts nothing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct TokenCounts {
     list: Vec<TokenCount>,
     place: FxHashMap<TokenId, usize>,

@@ -10,6 +10,7 @@
 //! assert!(report.failures.is_empty(), "{:?}", report.failures);
 //! ```
 
+mod beams;
 mod disk;
 mod forks;
 mod load;
@@ -57,6 +58,11 @@ pub struct WorldStats {
     pub abandoned_steps: u64,
     pub restarts: u64,
     pub protected: u64,
+    pub searches: u64,
+    pub beam_steps: u64,
+    pub gang_preemptions: u64,
+    pub gang_waits: u64,
+    pub beam_blocks_saved: u64,
     /// Preemptions that saved blocks to host memory, and positions that came back from there.
     pub swaps: u64,
     pub restored_tokens: u64,
@@ -148,6 +154,11 @@ impl AddAssign for WorldStats {
             abandoned_steps,
             restarts,
             protected,
+            searches,
+            beam_steps,
+            gang_preemptions,
+            gang_waits,
+            beam_blocks_saved,
             swaps,
             restored_tokens,
             demoted,
@@ -190,6 +201,11 @@ impl AddAssign for WorldStats {
         self.abandoned_steps += abandoned_steps;
         self.restarts += restarts;
         self.protected += protected;
+        self.searches += searches;
+        self.beam_steps += beam_steps;
+        self.gang_preemptions += gang_preemptions;
+        self.gang_waits += gang_waits;
+        self.beam_blocks_saved += beam_blocks_saved;
         self.swaps += swaps;
         self.restored_tokens += restored_tokens;
         self.demoted += demoted;

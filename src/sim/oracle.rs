@@ -45,7 +45,7 @@ pub(super) fn alone(world: &World, new: &NewSequence, capacity: u32) -> Expected
     }
 }
 
-fn penalties(prompt: &[TokenId], output: &[TokenId]) -> Vec<TokenPenalty> {
+pub(super) fn penalties(prompt: &[TokenId], output: &[TokenId]) -> Vec<TokenPenalty> {
     let mut tokens: Vec<TokenId> = prompt.iter().chain(output).copied().collect();
     tokens.sort_unstable();
     tokens.dedup();

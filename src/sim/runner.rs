@@ -1,6 +1,7 @@
 //! Runs one world to its end, as an engine would, and holds every step against the rules.
 
 use super::WorldStats;
+use super::beams::Search;
 use super::disk::Disk;
 use super::mirror::Mirror;
 use super::oracle::{self, Expected};
@@ -44,6 +45,8 @@ pub(super) struct Client {
     /// More than 1: forks follow once its prompt is computed.
     pub num_choices: u32,
     stop_string: Option<StopString>,
+    /// It is a beam search.
+    pub search: Option<Search>,
     was_aborted: bool,
     pub end: Option<Result<FinishReason, RunError>>,
 }
@@ -57,6 +60,7 @@ impl Client {
             output: Vec::new(),
             num_choices: 1,
             stop_string,
+            search: None,
             was_aborted: false,
             end: None,
         }
@@ -160,7 +164,8 @@ impl Run {
         self.stop_strings(true);
         match self.executor.wait(handle) {
             Ok(output) => {
-                let committed = self.scheduler.commit(&plan, &output.tokens, &output.not_finite);
+                let advances = self.advance_searches(&plan, &output)?;
+                let committed = self.scheduler.commit_gangs(&plan, &output.tokens, &output.not_finite, &advances);
                 for row in &committed.rows {
                     if let Some(token) = row.token {
                         self.receive(row.request, token)?;
@@ -178,7 +183,8 @@ impl Run {
                 self.scheduler.abandon(&plan);
             }
         }
-        self.after_step()
+        self.after_step()?;
+        self.check_searches(&plan)
     }
 
     fn arrivals(&mut self, in_flight: bool) -> Result<(), String> {
@@ -188,6 +194,10 @@ impl Run {
             }
             self.num_arrived += 1;
             let (new, num_choices, stop_string) = (request.new.clone(), request.num_choices, request.stop_string);
+            if let Some(params) = request.beams.clone() {
+                self.submit_search(new, params)?;
+                continue;
+            }
             if !in_flight {
                 let slots = self.disk.bring(&mut self.scheduler, &mut self.executor, &new)?;
                 let events = self.scheduler.drain_block_events();
@@ -243,9 +253,10 @@ impl Run {
         if self.clients.is_empty() || !self.rng.percent(self.world.abort_percent) {
             return;
         }
-        let i = self.rng.range(0, self.clients.len() as u32 - 1) as usize;
-        if self.scheduler.abort(RequestId(i as u64 + 1)) {
-            self.clients[i].was_aborted = true;
+        let id = RequestId(u64::from(self.rng.range(1, self.clients.len() as u32)));
+        let party = self.party(id);
+        if self.scheduler.abort(id) {
+            self.clients[party.idx() - 1].was_aborted = true;
         }
     }
 
@@ -386,7 +397,7 @@ impl Run {
             if client.end.is_some() {
                 return Err(format!("request {request} ended twice"));
             }
-            if usage.output_tokens as usize != client.output.len() {
+            if usage.output_tokens as usize != client.output.len() && client.search.is_none() {
                 let sent = client.output.len();
                 return Err(format!("request {request} ended with {} tokens, {sent} were sent", usage.output_tokens));
             }
@@ -445,13 +456,16 @@ fn check_outcome(client: &Client, outcome: &Result<FinishReason, RunError>) -> R
     let expected = client.expected.as_ref().ok_or("ended, but was refused")?;
     match outcome {
         Ok(FinishReason::Aborted) if client.was_aborted => Ok(()),
+        Err(RunError::NotFinite { .. }) => Ok(()),
+        Ok(reason) if client.search.is_some() => {
+            client.search.iter().try_for_each(|search| search.check_outcome(reason))
+        }
         Ok(FinishReason::StopString(_))
             if client.stop_string.map(|s| s.after_tokens as usize) == Some(client.output.len()) =>
         {
             Ok(())
         }
         Ok(reason) if *reason == expected.reason && client.output.len() == expected.output.len() => Ok(()),
-        Err(RunError::NotFinite { .. }) => Ok(()),
         other => {
             Err(format!("ended with {other:?} after {} tokens, alone with {:?}", client.output.len(), expected.reason))
         }

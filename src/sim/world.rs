@@ -3,7 +3,7 @@
 use super::rng::Rng;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::KvConfig;
-use crate::protocol::{SamplingParams, StopRules};
+use crate::protocol::{BeamParams, EarlyStopping, SamplingParams, StopRules};
 use crate::scheduler::{CheckLevel, NewPin, NewSequence, PreemptionMode, QueuePolicy, SchedulerConfig, VictimPolicy};
 
 const POLICIES: [QueuePolicy; 4] =
@@ -39,6 +39,8 @@ pub(super) struct Request {
     pub new: NewSequence,
     pub num_choices: u32,
     pub stop_string: Option<StopString>,
+    /// It is a beam search.
+    pub beams: Option<BeamParams>,
 }
 
 /// A prefix to be pinned and when.
@@ -107,7 +109,8 @@ impl World {
             let stop_string =
                 rng.percent(20).then(|| StopString { after_tokens: rng.range(1, 10), in_flight: rng.percent(50) });
             let num_choices = if rng.percent(85) { 1 } else { rng.range(2, 5) };
-            world.requests.push(Request { arrives_at, new, num_choices, stop_string });
+            let beams = rng.percent(15).then(|| beams(rng));
+            world.requests.push(Request { arrives_at, new, num_choices, stop_string, beams });
         }
         // Drawn last, so that worlds without pins are as they were.
         if rng.percent(40) {
@@ -189,5 +192,16 @@ impl World {
             sampling.logit_bias = vec![(rng.range(0, self.vocab_size - 1), 1.5)];
         }
         sampling
+    }
+}
+
+fn beams(rng: &mut Rng) -> BeamParams {
+    let width = rng.range(1, 5);
+    BeamParams {
+        width,
+        num_return: rng.range(1, width),
+        length_penalty: [-0.5, 0.0, 1.0, 2.0][rng.range(0, 3) as usize],
+        early_stopping: [EarlyStopping::AtOnce, EarlyStopping::Heuristic, EarlyStopping::Never]
+            [rng.range(0, 2) as usize],
     }
 }

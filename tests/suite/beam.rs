@@ -2,15 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
+use kvasir::engine::handle::{EngineStatus, FailureKind};
 use kvasir::engine::logits::{LogitsPlan, all_logits};
+use kvasir::engine::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
+use kvasir::engine::{EngineHandle, Run};
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::model::Model;
-use kvasir::protocol::{BeamParams, EarlyStopping, FinishReason};
+use kvasir::protocol::{
+    BeamParams, Decoding, EarlyStopping, EngineEvent, FinishReason, GenerateRequest, OwnerTag, SamplingParams,
+    StopRules,
+};
 use kvasir::sampling::beam::{BeamSearch, Hypothesis};
 use kvasir::sampling::{PenaltyStrengths, SeenToken, reference};
 use serde_json::Value;
 
-use crate::support::{fixtures, read_json};
+use crate::support::{fixtures, read_json, require_gpu};
 
 /// The largest difference of a score from the reference's.
 pub const SCORE_TOLERANCE: f64 = 1e-4;
@@ -136,10 +142,112 @@ fn the_scorer_finds_the_sequences_and_scores_of_transformers() {
             .unwrap_or_else(|e| panic!("{e}"));
         // `generate` takes what it is not told from generation_config.json.
         let repetition = model.generation_defaults().repetition_penalty.unwrap_or(1.0);
-        for case in &group {
+        // Plain loops take their time; the engine's test takes every case.
+        for case in group.iter().step_by(4) {
             let outputs = search_alone(&mut executor, case, vocab, repetition);
             let outputs: Vec<(Vec<u32>, f64)> = outputs.into_iter().map(|h| (h.tokens, h.score)).collect();
             check(case, &outputs);
         }
     }
+}
+
+/// How the engine is set up for a search.
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    num_blocks: u32,
+    block_size: u32,
+    prefix_caching: bool,
+}
+
+/// An engine on this model in the reference mode, or `None` where there is no adapter.
+fn engine(model: &Path, setup: Setup) -> Option<EngineHandle> {
+    let options = EngineOptions {
+        max_model_len: Some(100.min((setup.num_blocks - 1) * setup.block_size)),
+        max_num_seqs: 8,
+        max_num_batched_tokens: 256,
+        block_size: setup.block_size,
+        num_gpu_blocks_override: Some(setup.num_blocks),
+        prefix_caching: setup.prefix_caching,
+        precise: true,
+        ..EngineHandle::start_fake(FakeOptions::small()).options()
+    };
+    let engine = EngineHandle::start(options.clone());
+    engine.load(LoadRequest { source: ModelSource::Path(model.to_path_buf()), options });
+    match engine.wait_for_model(|_| {}) {
+        Ok(_) => Some(engine),
+        Err(EngineStatus::Failed { kind: FailureKind::NoAdapter, message, .. }) if !require_gpu() => {
+            println!("skipped: {message}");
+            None
+        }
+        Err(status) => panic!("{status:?}"),
+    }
+}
+
+fn submit(engine: &EngineHandle, case: &Case) -> Run {
+    let defaults = engine.model().expect("loaded").defaults.clone();
+    let repetition_penalty = defaults.repetition_penalty.unwrap_or(1.0);
+    let request = GenerateRequest {
+        owner: OwnerTag::default(),
+        prompt: case.prompt.clone(),
+        sampling: SamplingParams { repetition_penalty, ..SamplingParams::greedy() },
+        stop: StopRules {
+            stop_token_ids: case.eos.into_iter().collect(),
+            ignore_eos: true,
+            ..StopRules::max_tokens(case.max_new_tokens)
+        },
+        decoding: Decoding::Beam(case.params.clone()),
+        priority: 0,
+        cache_salt: 0,
+        adapter: 0,
+    };
+    engine.submit(request).unwrap_or_else(|e| panic!("{}: {e}", case.name))
+}
+
+/// Tokens and score of each output, and how often the search gave way.
+fn outputs(run: &Run) -> (Vec<(Vec<u32>, f64)>, u32) {
+    let mut outputs: Vec<(Vec<u32>, f64)> = Vec::new();
+    let mut num_preempted = 0;
+    while let Some(event) = run.recv() {
+        match event {
+            EngineEvent::Text { tokens, .. } => outputs.push((tokens, f64::NAN)),
+            EngineEvent::Choice { choice, score, .. } => {
+                outputs[choice as usize].1 = f64::from(score.expect("a search has scores"));
+            }
+            EngineEvent::Preempted { .. } => num_preempted += 1,
+            EngineEvent::Failed { error } => panic!("{error}"),
+            _ => {}
+        }
+    }
+    (outputs, num_preempted)
+}
+
+#[test]
+fn the_engine_finds_the_sequences_and_scores_of_transformers() {
+    for group in cases_by_model() {
+        let setup = Setup { num_blocks: 200, block_size: 8, prefix_caching: true };
+        let Some(engine) = engine(&group[0].model, setup) else { return };
+        for case in &group {
+            check(case, &outputs(&submit(&engine, case)).0);
+        }
+        engine.shutdown();
+    }
+}
+
+#[test]
+fn searches_that_give_way_as_a_gang_find_the_same() {
+    let mut num_preempted = 0;
+    for (i, group) in cases_by_model().into_iter().enumerate() {
+        // One search of 4 beams may come to need 22 blocks, so that two searches cannot stay.
+        let setup = Setup { num_blocks: 1 + 23, block_size: 4, prefix_caching: i % 2 == 0 };
+        let Some(engine) = engine(&group[0].model, setup) else { return };
+        let cases: Vec<&Case> = group.iter().filter(|case| case.params.width <= 4).take(6).collect();
+        let runs: Vec<Run> = cases.iter().map(|case| submit(&engine, case)).collect();
+        for (case, run) in cases.iter().zip(&runs) {
+            let (outputs, preempted) = outputs(run);
+            num_preempted += preempted;
+            check(case, &outputs);
+        }
+        engine.shutdown();
+    }
+    assert!(num_preempted > 0, "the pool is too large for this test");
 }

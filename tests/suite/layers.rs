@@ -20,7 +20,7 @@ const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("gpu", &[]),
     ("kernels", &["gpu", "model::dtype", "model::quant", "model::spec", "sampling", "batch", "protocol"]),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
-    ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor"]),
+    ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
     // Runs the scheduler again, with or without an executor.
     ("recording", &["ids", "protocol", "telemetry", "kv", "scheduler", "batch", "executor"]),
     ("engine", &ENGINE),

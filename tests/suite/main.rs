@@ -15,6 +15,7 @@ mod noop_device;
 mod queue_sim;
 mod recording;
 mod sampling;
+mod server;
 mod shaders;
 mod sim;
 mod support;

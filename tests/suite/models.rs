@@ -6,7 +6,7 @@ use kvasir::model::inspect::inspect;
 use kvasir::model::quant::dequantize;
 use kvasir::model::rope::{attention_factor, inv_freq};
 use kvasir::model::safetensors::SafetensorsFile;
-use kvasir::model::spec::{RopePairing, RopeScaling, WeightRole};
+use kvasir::model::spec::{QkNorm, RopePairing, RopeScaling, WeightRole};
 use kvasir::model::{Model, ModelError, ModelFormat};
 use std::path::{Path, PathBuf};
 
@@ -36,6 +36,7 @@ fn loadable_folders() -> Vec<PathBuf> {
         let name = config["model_type"].as_str().expect("a name");
         FAMILIES.contains(&name) || OTHER_FAMILIES.contains(&name)
     });
+    found.extend(folders(&core_fixtures().join("families")));
     found
 }
 
@@ -83,7 +84,7 @@ fn every_tiny_checkpoint_opens_with_the_numbers_of_its_config() {
         assert_eq!(Some(spec.rope.theta), config["rope_parameters"]["rope_theta"].as_f64());
         assert_eq!(spec.rope.pairing, RopePairing::Half);
         assert_eq!(spec.tie_embeddings, config["tie_word_embeddings"]);
-        assert_eq!(spec.qk_norm, spec.arch == "qwen3");
+        assert_eq!(spec.qk_norm == QkNorm::Head, spec.arch == "qwen3");
         assert_eq!(spec.windows.len(), spec.num_layers as usize);
         assert_eq!(model.info().format, ModelFormat::Safetensors);
         assert_eq!(model.info().context, spec.max_position);

@@ -6,8 +6,9 @@ use crate::ids::RequestId;
 use crate::protocol::RunError;
 
 impl EngineCore {
-    /// Ends the run of a request with an error.
+    /// Ends the run of a request, or of the search that it is a beam of, with an error.
     pub(in crate::engine) fn fail(&mut self, id: RequestId, error: &RunError) {
+        let id = self.scheduler.get(id).and_then(|seq| seq.gang()).unwrap_or(id);
         self.tell_failure(id, error);
         // The sink has its terminal event: what the scheduler's end adds is not heard.
         self.abort(id);

@@ -2,7 +2,6 @@
 
 use super::EngineCore;
 use crate::engine::record;
-use crate::engine::run_state::LiveRun;
 use crate::ids::RequestId;
 use crate::telemetry::{EngineSnapshot, RequestInfo, WaitReason};
 use std::collections::HashMap;
@@ -42,23 +41,18 @@ impl EngineCore {
         self.shared.telemetry.publish(snapshot);
     }
 
-    pub(super) fn run_by(&self, sequence: RequestId) -> Option<&LiveRun> {
-        let (_, run) = self.runs.range(..=sequence).next_back()?;
-        run.choice_of(sequence).map(|_| run)
-    }
-
     /// Running in batch order, the first that wait in queue order, the last ended.
     fn request_infos(&self) -> Vec<RequestInfo> {
         let mut infos = Vec::new();
         for seq in self.scheduler.running() {
-            infos.extend(self.run_by(seq.id()).map(|run| run.info(seq, None)));
+            infos.extend(self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, None)));
         }
         let told: HashMap<RequestId, WaitReason> = self.reasons.iter().copied().collect();
         for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
             let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
             let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
-            let info = self.run_by(seq.id()).map(|run| run.info(seq, Some(reason)));
+            let info = self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason)));
             infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
         }
         infos.extend(self.finished.iter().cloned());
