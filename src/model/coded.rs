@@ -383,7 +383,7 @@ mod tests {
         // 2 1 0 2 1 in base three, rounded up to 256ths of 243.
         let number = [2u32, 1, 0, 2, 1].iter().fold(0, |n, d| 3 * n + d);
         let mut block = [0u8; 54];
-        block[0] = ((number * 256 + 242) / 243) as u8;
+        block[0] = (number * 256).div_ceil(243) as u8;
         assert_eq!([0, 32, 64, 96, 128].map(|i| base_three(&block, i)), [2, 1, 0, 2, 1]);
     }
 }
