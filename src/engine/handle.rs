@@ -32,13 +32,16 @@
 //! ```
 
 mod prefixes;
+mod run;
 
-use super::mailbox::{self, EventSink, EventStream};
+pub use run::Run;
+
+use super::mailbox::{self, EventSink};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
+use crate::protocol::{EngineCommand, GenerateRequest, InvalidParam, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -341,7 +344,7 @@ impl EngineHandle {
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
         match self.inner.commands.try_send(command(sink)) {
-            Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
+            Ok(()) => Ok(Run::new(id, stream, self.inner.commands.clone())),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 Err(match error {
@@ -507,49 +510,6 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// A run under way. Dropping it aborts the request; its blocks are free within one step.
-pub struct Run {
-    id: RequestId,
-    stream: EventStream,
-    commands: SyncSender<Command>,
-}
-
-impl Run {
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
-
-    /// The next event, if one is there.
-    pub fn try_recv(&self) -> Option<EngineEvent> {
-        self.stream.try_recv()
-    }
-
-    /// Waits for the next event; `None` after the terminal event.
-    pub fn recv(&self) -> Option<EngineEvent> {
-        self.stream.recv()
-    }
-
-    /// Waits at most this long for the next event; `None` also after the terminal event.
-    pub fn recv_timeout(&self, timeout: Duration) -> Option<EngineEvent> {
-        self.stream.recv_timeout(timeout)
-    }
-
-    /// True when the terminal event was taken.
-    pub fn is_finished(&self) -> bool {
-        self.stream.is_finished()
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.stream.cancel();
-        if !self.stream.is_finished() {
-            // A paused engine is woken by the command; a busy one also sees the cancelled stream at its next step.
-            let _ = self.commands.try_send(EngineCommand::Abort { id: self.id });
-        }
     }
 }
 

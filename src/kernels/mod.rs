@@ -15,6 +15,7 @@
 //! | [`kv_layout`] | how K and V lie in the pool |
 //! | [`copy_blocks`] | blocks of the cache copied before they are written |
 //! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
+//! | [`heads_norm`] | q and k norms over all heads together, or with a gain for each head |
 //! | [`attention`] | PagedAttention over the block tables |
 //! | [`attention_work`] | how a step's attention is cut into workgroups |
 //! | [`logit_cap`] | logits scaled and bounded by a soft cap |
@@ -49,6 +50,7 @@ pub mod canary;
 pub mod context;
 pub mod copy_blocks;
 pub mod embed;
+pub mod heads_norm;
 pub mod kv_layout;
 pub mod logit_cap;
 pub mod logprobs;
