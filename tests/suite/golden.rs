@@ -43,7 +43,8 @@ const FAMILIES: [&str; 14] = [
     "starcoder2",
 ];
 /// Folders under `gguf/` of the types that load on the GPU.
-const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
+const TYPES: [&str; 13] =
+    ["bf16", "f16", "iq4_nl", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
 /// A model with its reference.
 struct Case {

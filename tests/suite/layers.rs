@@ -20,7 +20,10 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("sampling", &["ids", "protocol"]),
     ("memory", &["model::spec", "model::dtype"]),
     ("gpu", &[]),
-    ("kernels", &["gpu", "model::dtype", "model::quant", "model::spec", "sampling", "batch", "protocol"]),
+    (
+        "kernels",
+        &["gpu", "model::dtype", "model::quant", "model::coded", "model::spec", "sampling", "batch", "protocol"],
+    ),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
     ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
     // Runs the scheduler again, with or without an executor.

@@ -231,7 +231,7 @@ impl Forward {
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
     fn forms(&self, matrix: &PackedMatrix) -> Forms {
-        if matrix.format.is_quantised() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
+        if matrix.format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
     }
 
     fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {
