@@ -364,7 +364,7 @@ impl EngineCore {
         let at = self.step_time();
         let mut stops: HashMap<RequestId, String> = HashMap::new();
         for (row, shown) in committed.rows.iter().zip(&mut record.rows) {
-            shown.sampled = row.token;
+            shown.sampled = row.token.or_else(|| self.beam_token(row));
             let Some(token) = row.token else { continue };
             let Some((run, choice)) = self.run_of(row.request) else { continue };
             let logprobs = row.logit_idx.and_then(|i| logprobs.get_mut(i as usize)).and_then(Option::take);
