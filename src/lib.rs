@@ -3,12 +3,14 @@
 //! The modules below are in reading order; plain data flows down the list. `ARCHITECTURE.md` has the whole picture.
 //!
 //! Three kinds of code are kept apart: *deciding* (CPU, pure: [`kv`], [`scheduler`], [`batch`], [`sampling`]),
-//! *describing* ([`protocol`], [`telemetry`]) and *doing* ([`gpu`], [`kernels`], [`executor`], [`engine`], [`app`]).
+//! *describing* ([`protocol`], [`telemetry`]) and *doing* ([`gpu`], [`kernels`], [`executor`], [`engine`], [`server`],
+//! [`app`]).
 
 pub mod app;
 pub mod batch;
 pub mod cli;
 pub mod config;
+pub mod constrain;
 pub mod engine;
 pub mod executor;
 pub mod gpu;
@@ -21,6 +23,7 @@ pub mod protocol;
 pub mod recording;
 pub mod sampling;
 pub mod scheduler;
+pub mod server;
 pub mod sim;
 pub mod telemetry;
 pub mod tokenizer;

@@ -11,11 +11,11 @@ fn block_size() -> u32 { return step_meta[3]; }
 fn token_id(token: u32) -> u32 { return step_meta[step_meta[4] + token]; }
 fn position(token: u32) -> u32 { return step_meta[step_meta[5] + token]; }
 /// Block id * block_size + offset, in a layer group.
-fn kv_slot(token: u32, group: u32) -> u32 { return step_meta[step_meta[6] + token * step_meta[20] + group]; }
+fn kv_slot(token: u32, group: u32) -> u32 { return step_meta[step_meta[6] + token * step_meta[22] + group]; }
 fn row_of_token(token: u32) -> u32 { return step_meta[step_meta[7] + token]; }
 /// First token of a row; of num_rows(): the end of the last.
 fn row_start(row: u32) -> u32 { return step_meta[step_meta[8] + row]; }
-fn block_table_start(row: u32, group: u32) -> u32 { return step_meta[step_meta[9] + row * step_meta[20] + group]; }
+fn block_table_start(row: u32, group: u32) -> u32 { return step_meta[step_meta[9] + row * step_meta[22] + group]; }
 /// Block id of a row's block, counted from block_table_start(row, group); 0 where no token looks.
 fn block_table(idx: u32) -> u32 { return step_meta[step_meta[10] + idx]; }
 /// Token whose hidden state gives a logit row.
@@ -33,11 +33,16 @@ fn bias_start(logit: u32) -> u32 { return step_meta[step_meta[15] + logit]; }
 /// (token, bits of the f32 bias)
 fn bias(idx: u32) -> vec2<u32> { let at = step_meta[16] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
 /// Layer groups, each with its own slots and tables.
-fn num_groups() -> u32 { return step_meta[20]; }
+fn num_groups() -> u32 { return step_meta[22]; }
 fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[17] + row]; }
 fn num_copies() -> u32 { return step_meta[18]; }
 /// (block to copy from, block to copy to)
 fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[19] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
+
+/// First mask word of a logit row, or 0xffffffff: only where the step has masks.
+fn mask_start(logit: u32) -> u32 { return step_meta[step_meta[20] + logit]; }
+/// Bits of 32 tokens: set where the token may be drawn.
+fn mask_word(idx: u32) -> u32 { return step_meta[step_meta[21] + idx]; }
 
 // How attention is cut into workgroups: see kernels/attention_work.rs.
 fn num_single_items() -> u32 { return step_meta[24]; }

@@ -17,6 +17,8 @@ pub enum Exit {
     /// Model, context and batch need more memory than there is.
     DoesNotFit,
     NoAdapter,
+    /// The address to listen on is taken.
+    PortBusy,
     /// Ended by Ctrl-C or SIGTERM.
     Interrupted,
 }
@@ -31,6 +33,7 @@ impl Exit {
             Exit::Model => 3,
             Exit::DoesNotFit => 4,
             Exit::NoAdapter => 5,
+            Exit::PortBusy => 6,
             Exit::Interrupted => 130,
         }
     }

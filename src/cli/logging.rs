@@ -12,9 +12,14 @@ use tracing_subscriber::prelude::*;
 /// Days of log files that are kept.
 const MAX_LOG_FILES: usize = 7;
 
-/// For commands: standard error only.
-pub fn to_stderr() {
-    let layer = fmt::layer().with_writer(std::io::stderr).with_target(false).with_filter(filter("warn"));
+/// For commands: standard error only. A server also tells of its requests.
+pub fn to_stderr(is_server: bool) {
+    let default = if is_server { "kvasir::server=info,warn" } else { "warn" };
+    let layer = fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal())
+        .with_target(false)
+        .with_filter(filter(default));
     // A second call in one process keeps the first.
     let _ = tracing_subscriber::registry().with(layer).try_init();
 }
@@ -32,6 +37,11 @@ pub fn to_stderr_and_file(dirs: &Dirs) {
         fmt::layer().json().with_writer(std::sync::Mutex::new(appender)).with_filter(filter("kvasir=info,warn"))
     });
     let _ = tracing_subscriber::registry().with(stderr).with(file).try_init();
+}
+
+/// Colours are for people.
+fn is_terminal() -> bool {
+    std::io::IsTerminal::is_terminal(&std::io::stderr())
 }
 
 fn filter(default: &str) -> EnvFilter {

@@ -21,6 +21,7 @@ mod models;
 mod out;
 mod render;
 mod replay;
+mod serve;
 mod session;
 mod tokenize;
 mod trace;
@@ -44,6 +45,8 @@ pub struct Cli {
 pub enum Command {
     /// The desktop app (also without a command)
     App(Box<app::AppArgs>),
+    /// The OpenAI-compatible server
+    Serve(Box<serve::ServeArgs>),
     /// Completions of one or several prompts
     Generate(Box<generate::GenerateArgs>),
     /// A conversation in the terminal
@@ -103,10 +106,11 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
     // The window ends with Ctrl-C as any other program: chats are saved as they grow.
     if !matches!(command, Command::App(_)) {
         interrupt::install(force_exit);
-        logging::to_stderr();
+        logging::to_stderr(matches!(command, Command::Serve(_)));
     }
     match command {
         Command::App(args) => app::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -32,13 +32,16 @@
 //! ```
 
 mod prefixes;
+mod run;
 
-use super::mailbox::{self, EventSink, EventStream};
+pub use run::Run;
+
+use super::mailbox::{self, EventSink};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, InvalidParam, RunError};
+use crate::protocol::{Decoding, EngineCommand, GenerateRequest, InvalidParam, OutputRules, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -301,7 +304,16 @@ impl EngineHandle {
     /// Checks a request in full and queues it. A request without a seed draws one here. Choice c of the run is request
     /// `id + c` in telemetry.
     pub fn submit(&self, request: GenerateRequest) -> Result<Run, RunError> {
-        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, events })
+        self.submit_with(request, OutputRules::default())
+    }
+
+    /// As [`Self::submit`], with rules for the output. A beam search takes no constraint.
+    pub fn submit_with(&self, request: GenerateRequest, rules: OutputRules) -> Result<Run, RunError> {
+        if rules.constraint.is_some() && matches!(request.decoding, Decoding::Beam(_)) {
+            let message = "cannot be constrained by a grammar".into();
+            return Err(InvalidParam { field: "use_beam_search", message }.into());
+        }
+        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, rules, events })
     }
 
     /// Queues a run whose prompt is the first `keep_tokens` tokens (prompt and output) of `parent`, followed by the
@@ -343,7 +355,7 @@ impl EngineHandle {
         let (sink, stream) = mailbox::channel();
         let limit = self.inner.shared.max_queue.load(Ordering::Relaxed);
         match self.inner.commands.try_send(command(sink)) {
-            Ok(()) => Ok(Run { id, stream, commands: self.inner.commands.clone() }),
+            Ok(()) => Ok(Run::new(id, stream, self.inner.commands.clone())),
             Err(error) => {
                 self.inner.shared.num_waiting.fetch_sub(1, Ordering::Relaxed);
                 Err(match error {
@@ -509,49 +521,6 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// A run under way. Dropping it aborts the request; its blocks are free within one step.
-pub struct Run {
-    id: RequestId,
-    stream: EventStream,
-    commands: SyncSender<Command>,
-}
-
-impl Run {
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
-
-    /// The next event, if one is there.
-    pub fn try_recv(&self) -> Option<EngineEvent> {
-        self.stream.try_recv()
-    }
-
-    /// Waits for the next event; `None` after the terminal event.
-    pub fn recv(&self) -> Option<EngineEvent> {
-        self.stream.recv()
-    }
-
-    /// Waits at most this long for the next event; `None` also after the terminal event.
-    pub fn recv_timeout(&self, timeout: Duration) -> Option<EngineEvent> {
-        self.stream.recv_timeout(timeout)
-    }
-
-    /// True when the terminal event was taken.
-    pub fn is_finished(&self) -> bool {
-        self.stream.is_finished()
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.stream.cancel();
-        if !self.stream.is_finished() {
-            // A paused engine is woken by the command; a busy one also sees the cancelled stream at its next step.
-            let _ = self.commands.try_send(EngineCommand::Abort { id: self.id });
-        }
     }
 }
 

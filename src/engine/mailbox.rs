@@ -8,6 +8,7 @@
 use crate::protocol::{EngineEvent, RunError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// Events kept apart before they merge.
@@ -26,6 +27,8 @@ struct State {
     cancelled: bool,
     /// A terminal event was pushed.
     ended: bool,
+    /// The task that waits for the next event.
+    waker: Option<Waker>,
 }
 
 impl Mailbox {
@@ -56,8 +59,12 @@ impl EventSink {
         }
         state.ended = event.is_terminal();
         accept(&mut state.events, event);
+        let waker = state.waker.take();
         drop(state);
         self.0.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// When the pair was made: at submit.
@@ -136,6 +143,22 @@ impl EventStream {
             }
             state = self.0.changed.wait(state).unwrap_or_else(|e| e.into_inner());
         }
+    }
+
+    /// The next event for a task, which is woken once there is one; `None` after the terminal event was taken.
+    pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Option<EngineEvent>> {
+        let mut state = self.0.lock();
+        if let Some(event) = state.events.pop_front() {
+            return Poll::Ready(Some(event));
+        }
+        if state.ended {
+            return Poll::Ready(None);
+        }
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
     }
 
     /// Waits at most this long; `None` when nothing came or the terminal event was taken.
@@ -258,6 +281,20 @@ mod tests {
         drop(stream);
         assert!(sink.is_cancelled());
         sink.push(text("unread", 1));
+    }
+
+    #[test]
+    fn a_waiting_task_is_woken_by_the_next_event() {
+        let (sink, stream) = channel();
+        let engine = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            sink.push(text("a", 1));
+            std::thread::sleep(Duration::from_millis(5));
+            sink.push(finished());
+        });
+        let next = || pollster::block_on(std::future::poll_fn(|cx| stream.poll_recv(cx)));
+        assert_eq!((next(), next(), next()), (Some(text("a", 1)), Some(finished()), None));
+        engine.join().unwrap();
     }
 
     #[test]

@@ -253,7 +253,14 @@ impl PagedFake {
                 words.next(slots.map(|slot| self.tokens[slot]), hash)
             }
         };
-        Ok((token, hash))
+        Ok((self.next_allowed(batch, l, token), hash))
+    }
+
+    /// The token, or the next one that the row's mask allows.
+    fn next_allowed(&self, batch: &StepBatch, l: usize, token: TokenId) -> TokenId {
+        let vocab = self.config.vocab_size;
+        let mut order = (0..vocab).map(|i| (token + i) % vocab);
+        order.find(|&t| batch.may_draw(l, t)).unwrap_or(token)
     }
 
     /// `None` where the null block stands: whoever reads there reads what slid out of the window.

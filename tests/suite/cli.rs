@@ -412,3 +412,18 @@ fn bench_sim_runs_without_failures() {
     assert_eq!((&planning["running"], &planning["waiting"]), (&json!(256), &json!(10_000)));
     assert!(load["steps_s"].as_f64() > Some(0.0) && planning["us_p50"].as_f64() > Some(0.0));
 }
+
+#[test]
+fn serve_tells_a_taken_port_and_ends_well_on_a_signal() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    let llama = fixture("tiny/llama");
+    let output = run(&["serve", &llama, "--port", &port]);
+    assert_eq!(output.status.code(), Some(6), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--port"), "{}", stderr(&output));
+    let output = run(&["serve", "no-such-model-here", "--port", "0"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let broken = fixture("smollm2/perplexity_text.txt");
+    let output = run(&["serve", &broken, "--port", "0"]);
+    assert_eq!(output.status.code(), Some(3), "a model that cannot be loaded ends the server: {}", stderr(&output));
+}

@@ -56,7 +56,8 @@ fn attend(rig: &Rig, shape: &attention::Shape, batch: &StepBatch, buffers: [&kva
     let out = rig.filled("out", batch.num_tokens() * shape.out_stride() as usize, 7e7);
     let [q, k_cache, v_cache] = buffers.map(|buffer| buffer.whole());
     let y = RowOutput::F32(&out.whole());
-    let buffers = attention::Buffers { q: &q, k_cache: &k_cache, v_cache: &v_cache, partials: &partials, y };
+    let buffers =
+        attention::Buffers { q: &q, k_cache: &k_cache, v_cache: &v_cache, sinks: None, partials: &partials, y };
     let kernel = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, (None, 0), &buffers));
     let mut recording = Recording::new("attention");
     kernel.record(&mut recording, work.counts);
@@ -125,10 +126,17 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
     assert_close(&q, &want.q, 5e-6, "queries");
 
     // Attention over all of it.
-    let shape = attention::Shape { num_heads: 1, num_kv_heads: 1, head_dim: HEAD_DIM, kv: KvFormat::F32 };
+    let shape = attention::Shape {
+        num_heads: 1,
+        num_kv_heads: 1,
+        head_dim: HEAD_DIM,
+        kv: KvFormat::F32,
+        has_sinks: false,
+        softcap: None,
+    };
     let (k, v) = (rig.read(&k_buffer), rig.read(&v_buffer));
     let got = attend(rig, &shape, &batch, [&q_buffer, &k_buffer, &v_buffer]);
-    let want = attention::reference(&shape, &layout, &batch, None, &q, &k, &v);
+    let want = attention::reference(&shape, &layout, &batch, None, &q, (&k, &v), None);
     assert_close(&got, &want, 2e-5, "attention");
     let stride = shape.q_stride() as usize;
     let last = rig.upload("q of the last", &q[(COMPUTED as usize - 1) * stride..]);

@@ -5,6 +5,7 @@ mod copy_blocks;
 mod gpu;
 pub mod harness;
 mod long_context;
+mod mask;
 mod matmul;
 mod rope_kv_write;
 mod rows;

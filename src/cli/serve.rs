@@ -1,0 +1,161 @@
+//! `kvasir serve`: the OpenAI-compatible server.
+
+use super::args::ModelArgs;
+use super::error::{CliError, CliResult, Exit};
+use super::{interrupt, out, session};
+use crate::config::HumanInt;
+use crate::engine::EngineHandle;
+use crate::engine::handle::EngineStatus;
+use crate::engine::options::LoadRequest;
+use crate::server::{ServeError, Server, ServerOptions};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct ServeArgs {
+    /// As --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub name: Option<String>,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes any free one
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
+    pub port: u16,
+    /// Listen on this Unix socket instead
+    #[arg(long, value_name = "PATH")]
+    pub uds: Option<PathBuf>,
+    /// A key that lets clients in (repeatable); none lets everyone in
+    #[arg(long, value_name = "KEY", env = "KVASIR_API_KEY", hide_env_values = true)]
+    pub api_key: Vec<String>,
+    /// What clients call the model (repeatable; the first is used in answers)
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    pub served_model_name: Vec<String>,
+    /// Let pages of this origin call the server; `*` is all (repeatable)
+    #[arg(long, value_name = "ORIGIN")]
+    pub allowed_origins: Vec<String>,
+    /// Answer to this host name on loopback, too (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub allowed_hosts: Vec<String>,
+    /// Requests that may wait; more are refused
+    #[arg(long, value_name = "N")]
+    pub max_queue: Option<HumanInt>,
+    /// Requests that one key may have under way
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_requests_per_key: u32,
+    /// Largest request body, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub max_body_size: u32,
+    /// Seconds that running requests get after SIGTERM or Ctrl-C; a second signal ends at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub shutdown_timeout: u64,
+    /// Seconds that a stream may stay unread
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub slow_client_timeout: u64,
+    /// Seconds without a step after which a busy engine counts as stuck
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    pub stall_timeout: u64,
+    /// What routers see as the owner of the model: vllm or none
+    #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = ["vllm", "none"])]
+    pub compat: String,
+    /// No line per request
+    #[arg(long)]
+    pub disable_log_requests: bool,
+    /// Seeds requests that bring no seed
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+pub fn run(args: &ServeArgs) -> CliResult {
+    let file = session::config()?;
+    let engine_options = session::options(&args.model, &file, args.seed, |options| {
+        options.max_queue = args.max_queue.map_or(options.max_queue, |n| n.0.max(1));
+    })?;
+    let name = args.name.as_deref().or(args.model.model.as_deref());
+    let source = session::source(name, &file)?;
+    let engine = EngineHandle::start(engine_options.clone());
+    // Before the model is read, so that a port that is taken shows at once.
+    let server = Server::bind(engine.clone(), server_options(args))?;
+    match (server.local_addr(), &args.uds) {
+        (Some(address), _) => out::note(&format!("listening on http://{address}")),
+        (None, path) => out::note(&format!("listening on {}", path.clone().unwrap_or_default().display())),
+    }
+    engine.load(LoadRequest { source, options: engine_options });
+    let has_failed = Arc::new(AtomicBool::new(false));
+    let loading = {
+        let (engine, has_failed) = (engine.clone(), has_failed.clone());
+        std::thread::Builder::new().name("load watch".into()).spawn(move || wait_for_model(&engine, &has_failed))?
+    };
+    let stop = has_failed.clone();
+    let result = server.run(move || interrupt::presses() + 2 * u32::from(stop.load(Ordering::Acquire)));
+    engine.cancel_load();
+    let loaded = loading.join().unwrap_or_else(|_| Err(CliError::failure("the load was not watched to its end")));
+    engine.shutdown();
+    result?;
+    if has_failed.load(Ordering::Acquire) && interrupt::presses() == 0 {
+        loaded?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Waits for the load that was asked for; a failure ends the server.
+fn wait_for_model(engine: &EngineHandle, has_failed: &AtomicBool) -> Result<(), CliError> {
+    let mut progress = session::Progress::default();
+    let loaded = engine.wait_for_model(|status| {
+        if let EngineStatus::Loading { phase, done, total } = status {
+            progress.show(phase, *done, *total);
+        }
+    });
+    progress.clear();
+    match loaded {
+        Ok(model) => {
+            out::note(&format!("serving {} with a context of {} tokens", model.name, model.max_model_len));
+            Ok(())
+        }
+        Err(status) => {
+            has_failed.store(true, Ordering::Release);
+            Err(status.into())
+        }
+    }
+}
+
+fn server_options(args: &ServeArgs) -> ServerOptions {
+    ServerOptions {
+        host: args.host.clone(),
+        port: args.port,
+        uds: args.uds.clone(),
+        api_keys: args.api_key.iter().filter(|key| !key.is_empty()).cloned().collect(),
+        served_names: args.served_model_name.clone(),
+        allowed_origins: args.allowed_origins.clone(),
+        allowed_hosts: args.allowed_hosts.clone(),
+        max_body_bytes: (args.max_body_size as usize) << 20,
+        max_requests_per_key: args.max_requests_per_key as usize,
+        max_prompts: 256,
+        shutdown_timeout: Duration::from_secs(args.shutdown_timeout),
+        slow_client_timeout: Duration::from_secs(args.slow_client_timeout),
+        stall_timeout: Duration::from_secs(args.stall_timeout),
+        keep_alive: Duration::from_secs(15),
+        logs_requests: !args.disable_log_requests,
+        is_vllm_compatible: args.compat == "vllm",
+        num_threads: 2,
+    }
+}
+
+impl From<ServeError> for CliError {
+    fn from(error: ServeError) -> Self {
+        let exit = match error {
+            ServeError::Busy { .. } => Exit::PortBusy,
+            ServeError::Bind { .. } | ServeError::Runtime(_) => Exit::Failure,
+        };
+        let fixed = CliError::new(exit, error.to_string());
+        if exit == Exit::PortBusy {
+            fixed.with_fix("choose another with --port, or end the other program")
+        } else {
+            fixed
+        }
+    }
+}

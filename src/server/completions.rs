@@ -1,0 +1,238 @@
+//! `POST /v1/completions`.
+
+use super::app::{App, Caller, new_id, unix_seconds};
+use super::error::{ApiError, ApiResult};
+use super::generation::Generation;
+use super::logprobs;
+use super::parse;
+use super::prepare::{self, Limits, UNSUPPORTED};
+use super::prompt;
+use super::reducer::{Delta, Part, Reducer, Tally};
+use super::sse::{self, Encode};
+use super::structured;
+use super::wire::completion::{
+    CompletionChoice, CompletionFields, CompletionLogprobs, CompletionResponse, PromptField,
+};
+use super::wire::{SamplingFields, StreamOptions};
+use crate::engine::handle::LoadedModel;
+use crate::ids::TokenId;
+use crate::protocol::{GenerateRequest, OutputRules};
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Json, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// As OpenAI's API has it.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Everything about a request but its runs.
+struct Prepared {
+    model: Arc<LoadedModel>,
+    name: String,
+    fields: SamplingFields,
+    own: CompletionFields,
+    requests: Vec<GenerateRequest>,
+    rules: OutputRules,
+    /// The prompts' texts, where they are echoed.
+    prefixes: Vec<String>,
+}
+
+pub async fn create(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<Response> {
+    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let prepared = prepare_off_thread(&app, &caller, value).await?;
+    let id = new_id("cmpl-");
+    let stream = prepared.fields.stream == Some(true);
+    let n = prepared.requests.first().map_or(1, |request| request.decoding.num_choices() as usize);
+    let requests = prepared.requests.iter().map(|request| (request.clone(), structured::fork(&prepared.rules)));
+    let generation = Generation::submit(&app, &caller, &id, requests.collect(), "prompt")?;
+    let shows_stop = prepared.fields.include_stop_str_in_output == Some(true);
+    let reducer = Reducer::new(n, prepared.prefixes.clone(), shows_stop);
+    let writer = Writer::new(id, prepared, n);
+    if stream {
+        return Ok(sse::respond(&app, generation, reducer, writer));
+    }
+    collect(generation, reducer, writer).await.map(IntoResponse::into_response)
+}
+
+/// `POST /v1/completions/render`: the tokens that a request would run on.
+pub async fn render(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<Json<Value>> {
+    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let prepared = prepare_off_thread(&app, &caller, value).await?;
+    Ok(Json(prepared.requests.iter().map(|request| json!({ "token_ids": request.prompt })).collect()))
+}
+
+async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
+    let (app, caller) = (app.clone(), caller.clone());
+    let work = tokio::task::spawn_blocking(move || prepare(&app, &caller, &value));
+    work.await.map_err(|_| ApiError::internal())?
+}
+
+fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
+    let fields: SamplingFields = parse::fields(value)?;
+    let own: CompletionFields = parse::fields(value)?;
+    parse::refuse(value, &UNSUPPORTED)?;
+    parse::refuse(value, &[("suffix", |suffix| suffix == "")])?;
+    let echo = fields.echo == Some(true);
+    if echo && own.logprobs.is_some() {
+        return Err(ApiError::unsupported("echo", "echo together with logprobs is not supported"));
+    }
+    let model = app.model()?;
+    let name = app.check_name(&model, fields.model.as_deref())?;
+    let add_special = fields.add_special_tokens.unwrap_or(true);
+    let (prompts, prefixes) = prompts(&own.prompt, &model, add_special, echo)?;
+    if prompts.is_empty() || prompts.len() > app.options.max_prompts {
+        let message = format!("prompt must hold 1 to {} prompts, not {}", app.options.max_prompts, prompts.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
+    let limits = Limits {
+        max_tokens: own.max_tokens,
+        default_max_tokens: Some(DEFAULT_MAX_TOKENS),
+        logprobs: own.logprobs,
+        logprobs_field: "logprobs",
+    };
+    let requests = prepare::requests(&fields, &limits, prompts, &model, caller)?;
+    let rules = structured::rules(app, &model, value, None)?;
+    Ok(Prepared { model, name, fields, own, requests, rules, prefixes })
+}
+
+fn prompts(
+    field: &PromptField,
+    model: &LoadedModel,
+    add_special: bool,
+    echo: bool,
+) -> ApiResult<(Vec<Vec<TokenId>>, Vec<String>)> {
+    let texts: &[String] = match field {
+        PromptField::Text(text) => std::slice::from_ref(text),
+        PromptField::Texts(texts) => texts,
+        PromptField::Tokens(tokens) => return Ok(of_tokens(std::slice::from_ref(tokens), model, echo)),
+        PromptField::TokenLists(lists) => return Ok(of_tokens(lists, model, echo)),
+    };
+    let prompts: ApiResult<Vec<Vec<TokenId>>> =
+        texts.iter().map(|text| prompt::encode(model, text, add_special, "prompt")).collect();
+    let prefix = |text: &String| if echo { text.clone() } else { String::new() };
+    Ok((prompts?, texts.iter().map(prefix).collect()))
+}
+
+fn of_tokens(lists: &[Vec<TokenId>], model: &LoadedModel, echo: bool) -> (Vec<Vec<TokenId>>, Vec<String>) {
+    let prefix = |tokens: &Vec<TokenId>| if echo { model.tokenizer.decode(tokens, true) } else { String::new() };
+    (lists.to_vec(), lists.iter().map(prefix).collect())
+}
+
+/// Makes chunks of deltas, and one body of all chunks.
+struct Writer {
+    id: String,
+    created: u64,
+    model: Arc<LoadedModel>,
+    name: String,
+    options: StreamOptions,
+    has_logprobs: bool,
+    returns_ids: bool,
+    prompts: Vec<Vec<TokenId>>,
+    n: usize,
+    /// Where the next token of each choice begins in its text, in characters.
+    offsets: Vec<usize>,
+}
+
+impl Writer {
+    fn new(id: String, prepared: Prepared, n: usize) -> Self {
+        let starts = prepared.prefixes.iter().map(|prefix| prefix.chars().count());
+        Writer {
+            id,
+            created: unix_seconds(),
+            model: prepared.model,
+            name: prepared.name,
+            options: prepared.fields.stream_options.unwrap_or_default(),
+            has_logprobs: prepared.own.logprobs.is_some(),
+            returns_ids: prepared.fields.return_token_ids == Some(true),
+            offsets: starts.flat_map(|start| std::iter::repeat_n(start, n)).collect(),
+            prompts: prepared.requests.into_iter().map(|request| request.prompt).collect(),
+            n,
+        }
+    }
+
+    fn choice(&mut self, delta: Delta) -> CompletionChoice {
+        let text = delta.parts.into_iter().map(|Part::Content(text)| text).collect();
+        let offset = &mut self.offsets[delta.choice];
+        let logprobs =
+            self.has_logprobs.then(|| logprobs::of_completion(&self.model.tokenizer, &delta.logprobs, offset));
+        let shows_prompt = self.returns_ids && delta.is_first;
+        CompletionChoice {
+            index: delta.choice,
+            text,
+            logprobs,
+            finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
+            stop_reason: delta.finish.map_or(Value::Null, |finish| finish.stop),
+            prompt_token_ids: shows_prompt.then(|| self.prompts[delta.choice / self.n].clone()),
+            token_ids: self.returns_ids.then_some(delta.tokens),
+        }
+    }
+
+    fn body(
+        &self,
+        choices: Vec<CompletionChoice>,
+        usage: Option<Option<super::wire::UsageBody>>,
+    ) -> CompletionResponse {
+        let (id, model) = (self.id.clone(), self.name.clone());
+        CompletionResponse { id, object: "text_completion", created: self.created, model, choices, usage }
+    }
+}
+
+impl Encode for Writer {
+    fn delta(&mut self, delta: Delta, tally: Tally, out: &mut String) {
+        let choice = self.choice(delta);
+        let continuous = self.options.continuous_usage_stats == Some(true);
+        let usage = (self.options.include_usage == Some(true)).then(|| continuous.then(|| tally.usage()));
+        sse::data(out, &self.body(vec![choice], usage));
+    }
+
+    fn end(&mut self, tally: Tally, out: &mut String) {
+        if self.options.include_usage == Some(true) {
+            sse::data(out, &self.body(Vec::new(), Some(Some(tally.usage()))));
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+}
+
+async fn collect(
+    mut generation: Generation,
+    mut reducer: Reducer,
+    mut writer: Writer,
+) -> ApiResult<Json<CompletionResponse>> {
+    let mut choices: Vec<Option<CompletionChoice>> = vec![None; reducer.num_choices()];
+    while let Some((run, event)) = generation.recv().await {
+        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "prompt"))? {
+            let piece = writer.choice(delta);
+            match &mut choices[piece.index] {
+                Some(choice) => append(choice, piece),
+                none => *none = Some(piece),
+            }
+        }
+    }
+    let choices = choices.into_iter().flatten().collect();
+    Ok(Json(writer.body(choices, Some(Some(reducer.tally().usage())))))
+}
+
+fn append(choice: &mut CompletionChoice, piece: CompletionChoice) {
+    choice.text.push_str(&piece.text);
+    if let (Some(all), Some(more)) = (&mut choice.logprobs, piece.logprobs) {
+        CompletionLogprobs::extend(all, more);
+    }
+    if let (Some(all), Some(more)) = (&mut choice.token_ids, piece.token_ids) {
+        all.extend(more);
+    }
+    if piece.finish_reason.is_some() {
+        (choice.finish_reason, choice.stop_reason) = (piece.finish_reason, piece.stop_reason);
+    }
+}

@@ -1,0 +1,78 @@
+//! The runs of one HTTP request: submitted together, their events as one stream.
+//!
+//! Guarantees: dropping it aborts what still runs; its blocks are free within a step.
+
+use super::app::{App, Caller, UnderWayGuard};
+use super::error::{ApiError, ApiResult};
+use super::metrics::RunMeter;
+use crate::engine::Run;
+use crate::protocol::{EngineEvent, GenerateRequest, OutputRules};
+use std::task::{Context, Poll};
+
+/// One or several runs under way.
+pub struct Generation {
+    runs: Vec<(Run, RunMeter)>,
+    /// The run to look at first, so that none waits behind a busy one.
+    next: usize,
+    /// Counts the request as under way, and gives its runs names to be aborted by.
+    _guard: UnderWayGuard,
+}
+
+impl Generation {
+    /// Queues all requests, or none. `response_id` is one of the names by which the client may abort it.
+    pub fn submit(
+        app: &App,
+        caller: &Caller,
+        response_id: &str,
+        requests: Vec<(GenerateRequest, OutputRules)>,
+        prompt_field: &'static str,
+    ) -> ApiResult<Generation> {
+        let mut guard = app.admit(caller)?;
+        let mut runs = Vec::with_capacity(requests.len());
+        for (request, rules) in requests {
+            let meter = RunMeter::new(app.metrics.clone(), &request);
+            match app.engine.submit_with(request, rules) {
+                Ok(run) => runs.push((run, meter)),
+                Err(error) => {
+                    meter.refuse();
+                    return Err(ApiError::of_run(&error, prompt_field));
+                }
+            }
+        }
+        let ids = runs.iter().map(|(run, _)| run.id()).collect();
+        guard.name([caller.request_id.clone(), response_id.to_owned()], ids);
+        Ok(Generation { runs, next: 0, _guard: guard })
+    }
+
+    /// The next event of any run, with the run's index; `None` when all have ended.
+    pub async fn recv(&mut self) -> Option<(usize, EngineEvent)> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// An event that is there already.
+    pub fn try_recv(&mut self) -> Option<(usize, EngineEvent)> {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        match self.poll_recv(&mut cx) {
+            Poll::Ready(event) => event,
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, EngineEvent)>> {
+        let num_runs = self.runs.len();
+        let mut is_over = true;
+        for i in (0..num_runs).map(|i| (self.next + i) % num_runs) {
+            let (run, meter) = &mut self.runs[i];
+            match run.poll_recv(cx) {
+                Poll::Ready(Some(event)) => {
+                    meter.observe(&event);
+                    self.next = (i + 1) % num_runs;
+                    return Poll::Ready(Some((i, event)));
+                }
+                Poll::Ready(None) => {}
+                Poll::Pending => is_over = false,
+            }
+        }
+        if is_over { Poll::Ready(None) } else { Poll::Pending }
+    }
+}

@@ -1,0 +1,107 @@
+//! What stands before every handler: request ids, keys, the Host check on loopback, and the line in the log.
+//!
+//! Guarantees: a request with a wrong key reaches no handler; keys are compared by their digests without an early end;
+//! on loopback only local host names are answered, so that a web page cannot reach the server under a name of its own.
+
+use super::app::{App, Caller, new_id};
+use super::error::ApiError;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use std::time::Instant;
+
+const REQUEST_ID: &str = "x-request-id";
+/// Longer request ids are replaced.
+const MAX_REQUEST_ID: usize = 200;
+
+/// Routes that need no key.
+const OPEN_ROUTES: [&str; 6] = ["/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"];
+
+/// Names the request, checks host and key, answers, logs.
+pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let request_id = request_id(request.headers());
+    let key = presented_key(request.headers()).unwrap_or_default().to_owned();
+    let caller = Caller { request_id: request_id.clone(), owner: owner_of(&key) };
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let refusal = check_host(&app, request.headers()).or_else(|| check_key(&app, &path, &key));
+    let mut response = match refusal {
+        Some(error) => error.into_response(),
+        None => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+    };
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    if app.options.logs_requests {
+        let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
+        tracing::info!("{method} {path} {status} {ms} ms {request_id}");
+    }
+    response
+}
+
+/// The client's id where it is short and plain, else a new one.
+fn request_id(headers: &HeaderMap) -> String {
+    let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let is_plain = |id: &&str| !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.chars().all(|c| c.is_ascii_graphic());
+    given.filter(is_plain).map_or_else(|| new_id("req-"), str::to_owned)
+}
+
+/// The key as OpenAI's clients or as Anthropic's send it.
+fn presented_key(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()))
+}
+
+/// Clients are told apart by their keys, also where keys are not checked.
+fn owner_of(key: &str) -> u64 {
+    if key.is_empty() {
+        return 0;
+    }
+    let digest = Sha256::digest(key.as_bytes());
+    u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
+}
+
+fn check_key(app: &App, path: &str, key: &str) -> Option<ApiError> {
+    let is_open = OPEN_ROUTES.contains(&path) || path.starts_with("/health/");
+    if is_open || app.options.api_keys.is_empty() {
+        return None;
+    }
+    let digest = Sha256::digest(key.as_bytes());
+    let mut is_known = false;
+    for known in &app.options.api_keys {
+        let known = Sha256::digest(known.as_bytes());
+        let difference = digest.iter().zip(known.iter()).fold(0u8, |all, (a, b)| all | (a ^ b));
+        is_known |= difference == 0;
+    }
+    (!is_known).then(|| {
+        let message = if key.is_empty() { "an API key is wanted" } else { "the API key is not known" };
+        ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message).with_code("invalid_api_key")
+    })
+}
+
+fn check_host(app: &App, headers: &HeaderMap) -> Option<ApiError> {
+    let is_loopback = matches!(app.options.host.as_str(), "localhost" | "::1") || app.options.host.starts_with("127.");
+    if !is_loopback || app.options.uds.is_some() {
+        return None;
+    }
+    let host = headers.get(header::HOST)?.to_str().unwrap_or_default();
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let is_local = name.eq_ignore_ascii_case("localhost") || name == "::1" || name.starts_with("127.");
+    let is_allowed = is_local || app.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name));
+    (!is_allowed).then(|| {
+        ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", "this host name is not served here")
+            .with_code("host_not_allowed")
+    })
+}

@@ -1,0 +1,132 @@
+//! Health, version, load, and what routers ask besides; answered without waiting for the engine.
+
+use super::app::{App, Caller, unix_seconds};
+use super::error::{ApiError, ApiResult};
+use super::parse;
+use crate::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Json, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A token must come by then for the engine to count as healthy.
+const GENERATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// 200 with an empty body when requests are served; 503 while loading, recovering, draining or stuck.
+pub async fn ready(State(app): State<App>) -> Response {
+    match app.unready() {
+        None => StatusCode::OK.into_response(),
+        Some(reason) => ApiError::unavailable(reason).into_response(),
+    }
+}
+
+/// 503 only when a restart would help: the engine has work and makes no progress.
+pub async fn live(State(app): State<App>) -> Response {
+    match app.is_stalled() {
+        false => StatusCode::OK.into_response(),
+        true => ApiError::unavailable("the engine makes no progress").into_response(),
+    }
+}
+
+/// Runs one token through the engine.
+pub async fn generate(State(app): State<App>) -> ApiResult<Response> {
+    let health = Caller { request_id: "health".into(), owner: u64::MAX };
+    let _guard = app.admit(&health)?;
+    let request = GenerateRequest {
+        owner: OwnerTag { id: health.owner, label: health.request_id.clone() },
+        prompt: vec![0],
+        sampling: SamplingParams::greedy(),
+        stop: StopRules::max_tokens(1),
+        decoding: Decoding::ONE,
+        priority: 0,
+        cache_salt: 0,
+        adapter: 0,
+    };
+    let run = app.engine.submit(request).map_err(|e| ApiError::of_run(&e, "prompt"))?;
+    let ended = async {
+        loop {
+            match std::future::poll_fn(|cx| run.poll_recv(cx)).await {
+                Some(EngineEvent::Finished { .. }) => return true,
+                Some(EngineEvent::Failed { .. }) | None => return false,
+                Some(_) => {}
+            }
+        }
+    };
+    match tokio::time::timeout(GENERATE_TIMEOUT, ended).await {
+        Ok(true) => Ok(StatusCode::OK.into_response()),
+        Ok(false) | Err(_) => Err(ApiError::unavailable("the engine gave no token")),
+    }
+}
+
+/// The version, and what must agree between replicas.
+pub async fn version(State(app): State<App>) -> Json<Value> {
+    let model = app.engine.model().map(|model| model.name.clone());
+    Json(json!({ "version": env!("CARGO_PKG_VERSION"), "engine": "kvasir", "model": model }))
+}
+
+pub async fn load(State(app): State<App>) -> Json<Value> {
+    Json(json!({ "server_load": app.num_under_way() }))
+}
+
+/// Load in the words of SGLang's routers.
+pub async fn loads(State(app): State<App>) -> ApiResult<Json<Value>> {
+    let model = app.model()?;
+    let snapshot = app.engine.telemetry().snapshot();
+    let (mut running, mut waiting) = (0, 0);
+    for request in &snapshot.requests {
+        match request.state {
+            crate::telemetry::RequestState::Finished => {}
+            crate::telemetry::RequestState::Waiting { .. } => waiting += 1,
+            _ => running += 1,
+        }
+    }
+    let kv = snapshot.kv;
+    let (used, total) = (kv.used * model.block_size, kv.total * model.block_size);
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    Ok(Json(json!({
+        "timestamp": unix_seconds(),
+        "dp_rank_count": 1,
+        "loads": [{
+            "dp_rank": 0,
+            "num_running_reqs": running,
+            "num_waiting_reqs": waiting,
+            "num_total_reqs": running + waiting,
+            "num_used_tokens": used,
+            "max_total_num_tokens": total,
+            "token_usage": share(f64::from(used), f64::from(total)),
+            "cache_hit_rate": share(kv.hit_tokens as f64, kv.query_tokens as f64),
+            "utilization": share(f64::from(running), f64::from(model.max_num_seqs)),
+            "max_running_requests": model.max_num_seqs,
+        }],
+    })))
+}
+
+pub async fn is_sleeping() -> Json<Value> {
+    Json(json!({ "is_sleeping": false }))
+}
+
+pub async fn reset_prefix_cache(State(app): State<App>) -> ApiResult<Response> {
+    app.model()?;
+    app.engine.reset_prefix_cache();
+    Ok(StatusCode::OK.into_response())
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct AbortFields {
+    request_ids: Option<Vec<String>>,
+}
+
+/// Aborts requests by the id of the request or of the answer; all where none is named.
+pub async fn abort_requests(
+    State(app): State<App>,
+    Extension(_): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<Json<Value>> {
+    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let fields: AbortFields = parse::fields(&value)?;
+    Ok(Json(json!({ "num_aborted": app.abort(fields.request_ids.as_deref()) })))
+}

@@ -1,0 +1,37 @@
+//! `kvasir serve`: the HTTP front end, for clients of OpenAI's API and for routers and dashboards made for vLLM.
+//!
+//! Guarantees: it talks to the engine through [`EngineHandle`] alone; streamed and whole answers come from one reducer;
+//! a client that goes away frees its blocks within a step, and a slow one is merged, then cut off, and slows nobody;
+//! known fields that are not supported are refused, never ignored; answers name no paths and no internals. It does not
+//! attempt TLS, several models at once or routing between replicas.
+//!
+//! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`guard`] (keys, hosts,
+//! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`reducer`], [`sse`], [`metrics`], then a file per
+//! endpoint.
+
+pub mod app;
+mod chat;
+mod completions;
+mod error;
+mod generation;
+mod guard;
+mod health;
+mod logprobs;
+mod metrics;
+mod models;
+mod observe;
+pub mod options;
+mod parse;
+mod prepare;
+mod prompt;
+mod reducer;
+mod routes;
+mod run;
+mod sse;
+mod structured;
+mod tokens;
+mod wire;
+
+pub use options::ServerOptions;
+pub use run::{ServeError, Server};

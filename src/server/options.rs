@@ -1,0 +1,68 @@
+//! What the server can be told at start. Every limit is said by the caller; the command line has the defaults.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How the server listens, whom it lets in and what it bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// Address or host name to listen on.
+    pub host: String,
+    /// 0 takes any free port.
+    pub port: u16,
+    /// Listen on this Unix socket instead.
+    pub uds: Option<PathBuf>,
+    /// Any of these lets a client in; none lets everyone in.
+    pub api_keys: Vec<String>,
+    /// Names that requests may call the model by, the first in answers; empty takes the model's own.
+    pub served_names: Vec<String>,
+    /// Origins whose pages may call; `*` is all, none turns CORS off.
+    pub allowed_origins: Vec<String>,
+    /// Host names that are accepted on loopback besides the usual ones.
+    pub allowed_hosts: Vec<String>,
+    /// Largest request body.
+    pub max_body_bytes: usize,
+    /// Requests that one key may have under way.
+    pub max_requests_per_key: usize,
+    /// Prompts of one request.
+    pub max_prompts: usize,
+    /// How long a drain waits for what runs.
+    pub shutdown_timeout: Duration,
+    /// How long a client may leave its stream unread, once the merged text waits.
+    pub slow_client_timeout: Duration,
+    /// How long the engine may have work and make no step before it counts as stuck.
+    pub stall_timeout: Duration,
+    /// Between comments in a stream that has nothing to say.
+    pub keep_alive: Duration,
+    /// A line per request in the log.
+    pub logs_requests: bool,
+    /// Calls itself vLLM where routers look (`owned_by`).
+    pub is_vllm_compatible: bool,
+    /// Threads for HTTP.
+    pub num_threads: usize,
+}
+
+impl ServerOptions {
+    /// Any free port of the loopback interface, for everyone who can reach it; the limits of the command line.
+    pub fn local() -> Self {
+        ServerOptions {
+            host: "127.0.0.1".into(),
+            port: 0,
+            uds: None,
+            api_keys: Vec::new(),
+            served_names: Vec::new(),
+            allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
+            max_body_bytes: 8 << 20,
+            max_requests_per_key: 256,
+            max_prompts: 256,
+            shutdown_timeout: Duration::from_secs(30),
+            slow_client_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(120),
+            keep_alive: Duration::from_secs(15),
+            logs_requests: true,
+            is_vllm_compatible: true,
+            num_threads: 2,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Bodies to typed requests: size, media type, JSON, types; the error names the field.
+
+use super::error::{ApiError, ApiResult};
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::time::Duration;
+
+/// A body must have come whole by then.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Reads a JSON object of at most `max_bytes`.
+pub async fn json_object(headers: &HeaderMap, body: Body, max_bytes: usize) -> ApiResult<Value> {
+    check_media_type(headers)?;
+    let read = tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, max_bytes)).await;
+    let read = read.map_err(|_| {
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come in time")
+    })?;
+    let bytes = read.map_err(|_| {
+        let message = format!("the body is larger than {max_bytes} bytes, or ended early");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    })?;
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|e| ApiError::bad_request(format!("the body is not valid JSON: {e}")))?;
+    match value {
+        Value::Object(_) => Ok(value),
+        _ => Err(ApiError::bad_request("the body must be a JSON object")),
+    }
+}
+
+fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "the Content-Type must be application/json";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message))
+}
+
+/// The fields of a request that `T` knows; others are left alone.
+pub fn fields<T: DeserializeOwned>(value: &Value) -> ApiResult<T> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let fault = error.inner().to_string();
+        let missing = fault.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        let param = match (path.as_str(), missing) {
+            (".", Some(field)) => field.to_owned(),
+            (path, Some(field)) => format!("{path}.{field}"),
+            (path, None) => path.to_owned(),
+        };
+        ApiError::invalid(param.clone(), format!("{param}: {fault}"))
+    })
+}
+
+/// Refuses known fields that are not supported: `is_harmless` says which values mean the same as leaving it out.
+pub fn refuse(value: &Value, fields: &[(&'static str, fn(&Value) -> bool)]) -> ApiResult<()> {
+    for (field, is_harmless) in fields {
+        match value.get(field) {
+            None | Some(Value::Null) => {}
+            Some(given) if is_harmless(given) => {}
+            Some(_) => return Err(ApiError::unsupported(*field, format!("{field} is not supported"))),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Answers as server-sent events: one task per stream between the engine's mailbox and the socket.
+//!
+//! Guarantees: the engine never waits for a client: while a socket is full the mailbox merges text, and a client that
+//! reads nothing for too long is cut off; a disconnect drops the runs at once; a stream with nothing to say sends a
+//! comment now and then; a fault ends it with one error event.
+
+use super::app::App;
+use super::error::ApiError;
+use super::generation::Generation;
+use super::reducer::{Delta, Reducer, Tally};
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Pieces that may wait for the socket.
+const CHANNEL: usize = 8;
+/// Events that are there already go out in one piece of about this size.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// Writes the events of one kind of stream.
+pub trait Encode: Send + 'static {
+    fn delta(&mut self, delta: Delta, tally: Tally, out: &mut String);
+    /// After the last delta.
+    fn end(&mut self, tally: Tally, out: &mut String);
+    /// Instead of the end.
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        out.push_str("data: ");
+        out.push_str(&error.json());
+        out.push_str("\n\n");
+    }
+}
+
+/// Appends one `data:` event.
+pub fn data(out: &mut String, event: &impl Serialize) {
+    out.push_str("data: ");
+    out.push_str(&serde_json::to_string(event).expect("events hold strings, numbers and lists"));
+    out.push_str("\n\n");
+}
+
+/// The answer whose body is the stream.
+pub fn respond(app: &App, generation: Generation, reducer: Reducer, encoder: impl Encode) -> Response {
+    let (sender, mut receiver) = mpsc::channel::<Bytes>(CHANNEL);
+    let timing = (app.options.keep_alive, app.options.slow_client_timeout);
+    tokio::spawn(pump(generation, reducer, encoder, sender, timing));
+    let pieces =
+        futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx).map(|piece| piece.map(Ok::<_, Infallible>)));
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(pieces)).into_response()
+}
+
+/// Moves events until the end, or until nobody reads any more; the runs are dropped with it.
+async fn pump(
+    mut generation: Generation,
+    mut reducer: Reducer,
+    mut encoder: impl Encode,
+    sender: mpsc::Sender<Bytes>,
+    (keep_alive, slow_client_timeout): (Duration, Duration),
+) {
+    loop {
+        let mut out = String::new();
+        let is_over = tokio::select! {
+            event = generation.recv() => {
+                let mut next = event;
+                loop {
+                    if !step(&mut reducer, &mut encoder, next, &mut out) {
+                        break true;
+                    }
+                    next = match generation.try_recv() {
+                        Some(event) if out.len() < PIECE_BYTES => Some(event),
+                        Some(event) => {
+                            if !step(&mut reducer, &mut encoder, Some(event), &mut out) {
+                                break true;
+                            }
+                            break false;
+                        }
+                        // The end is seen, and waited for, by the next `recv`.
+                        None => break false,
+                    };
+                }
+            }
+            () = sender.closed() => return,
+            () = tokio::time::sleep(keep_alive) => {
+                out.push_str(": keep-alive\n\n");
+                false
+            }
+        };
+        if !out.is_empty() {
+            match tokio::time::timeout(slow_client_timeout, sender.send(out.into())).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return,
+                Err(_) => {
+                    tracing::warn!("a client that does not read its stream was cut off");
+                    return;
+                }
+            }
+        }
+        if is_over {
+            return;
+        }
+    }
+}
+
+/// Writes one event; false after the last.
+fn step(
+    reducer: &mut Reducer,
+    encoder: &mut impl Encode,
+    event: Option<(usize, crate::protocol::EngineEvent)>,
+    out: &mut String,
+) -> bool {
+    let Some((run, event)) = event else {
+        encoder.end(reducer.tally(), out);
+        return false;
+    };
+    match reducer.push(run, event) {
+        Ok(deltas) => {
+            let tally = reducer.tally();
+            deltas.into_iter().for_each(|delta| encoder.delta(delta, tally, out));
+            true
+        }
+        Err(error) => {
+            encoder.fail(&ApiError::of_run(&error, "prompt"), out);
+            false
+        }
+    }
+}

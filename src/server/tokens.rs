@@ -1,0 +1,77 @@
+//! `POST /tokenize` and `POST /detokenize`.
+
+use super::app::App;
+use super::error::{ApiError, ApiResult};
+use super::parse;
+use super::prompt;
+use super::wire::chat::ChatFields;
+use crate::ids::TokenId;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+/// Either `prompt`, or `messages` as in a chat.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct TokenizeFields {
+    pub model: Option<String>,
+    pub prompt: Option<String>,
+    /// By default true for a prompt and false for messages.
+    pub add_special_tokens: Option<bool>,
+    pub return_token_strs: Option<bool>,
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub tools: Option<Value>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TokenizeResponse {
+    pub count: usize,
+    pub max_model_len: u32,
+    pub tokens: Vec<TokenId>,
+    pub token_strs: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct DetokenizeRequest {
+    pub model: Option<String>,
+    pub tokens: Vec<TokenId>,
+}
+
+pub async fn tokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<TokenizeResponse>> {
+    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let work = tokio::task::spawn_blocking(move || tokenize_value(&app, &value));
+    work.await.map_err(|_| ApiError::internal())?.map(Json)
+}
+
+fn tokenize_value(app: &App, value: &Value) -> ApiResult<TokenizeResponse> {
+    let fields: TokenizeFields = parse::fields(value)?;
+    let model = app.model()?;
+    app.check_name(&model, fields.model.as_deref())?;
+    let tokens = match &fields.prompt {
+        Some(text) => prompt::encode(&model, text, fields.add_special_tokens.unwrap_or(true), "prompt")?,
+        None if value.get("messages").is_some() => {
+            let chat: ChatFields = parse::fields(value)?;
+            let rendered = prompt::render_chat(&chat, fields.tools.as_ref(), &model)?;
+            prompt::encode(&model, &rendered.text, fields.add_special_tokens.unwrap_or(false), "messages")?
+        }
+        None => return Err(ApiError::invalid("prompt", "prompt or messages is wanted")),
+    };
+    let strings = || tokens.iter().map(|&token| model.tokenizer.token_text(token)).collect();
+    let token_strs = (fields.return_token_strs == Some(true)).then(strings);
+    Ok(TokenizeResponse { count: tokens.len(), max_model_len: model.max_model_len, tokens, token_strs })
+}
+
+pub async fn detokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<Value>> {
+    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let fields: DetokenizeRequest = parse::fields(&value)?;
+    let model = app.model()?;
+    app.check_name(&model, fields.model.as_deref())?;
+    if let Some(id) = fields.tokens.iter().find(|&&id| id >= model.vocab_size) {
+        let message = format!("token {id} is outside the vocabulary of {} tokens", model.vocab_size);
+        return Err(ApiError::invalid("tokens", message));
+    }
+    Ok(Json(json!({ "prompt": model.tokenizer.decode(&fields.tokens, false) })))
+}

@@ -1,0 +1,9 @@
+//! The types on the wire. Requests know every field that has a meaning here; others are accepted and left alone.
+
+pub mod chat;
+pub mod completion;
+mod sampling;
+mod usage;
+
+pub use sampling::{SamplingFields, StopField, StreamOptions};
+pub use usage::{PromptTokensDetails, UsageBody};

@@ -1,0 +1,64 @@
+//! Fields that chat and plain completions share.
+
+use crate::ids::TokenId;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// How tokens are drawn, when the output ends and how it is sent.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+pub struct SamplingFields {
+    /// A served name; nothing is the model that is loaded.
+    pub model: Option<String>,
+    /// 0 takes the most likely token, the lowest id on ties.
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    /// 0 and -1 keep all tokens.
+    pub top_k: Option<i64>,
+    pub min_p: Option<f32>,
+    /// Choices to return.
+    pub n: Option<u32>,
+    /// Choices to draw, of which the `n` most likely are returned.
+    pub best_of: Option<u32>,
+    pub stop: Option<StopField>,
+    pub stop_token_ids: Option<Vec<TokenId>>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub seed: Option<i64>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    /// Token ids, as strings, to what is added to their logits: -100 to 100.
+    pub logit_bias: Option<BTreeMap<String, f32>>,
+    /// The end of sequence does not count before so many tokens.
+    pub min_tokens: Option<u32>,
+    pub ignore_eos: Option<bool>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    /// Under the priority policy the lowest runs first.
+    pub priority: Option<i32>,
+    /// Prefixes are shared only between requests of equal salt.
+    pub cache_salt: Option<String>,
+    pub return_token_ids: Option<bool>,
+    pub use_beam_search: Option<bool>,
+    pub length_penalty: Option<f32>,
+    /// Keep only so many tokens at the end of the prompt; -1 keeps what the context holds.
+    pub truncate_prompt_tokens: Option<i64>,
+    pub add_special_tokens: Option<bool>,
+    pub echo: Option<bool>,
+}
+
+/// One string that ends the output, or several.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum StopField {
+    One(String),
+    Several(Vec<String>),
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+pub struct StreamOptions {
+    /// A last chunk without choices tells what was used.
+    pub include_usage: Option<bool>,
+    /// Every chunk does.
+    pub continuous_usage_stats: Option<bool>,
+}

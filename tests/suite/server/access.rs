@@ -1,0 +1,148 @@
+//! Who is let in: keys, hosts, origins, sizes, limits.
+
+use super::{TestServer, request};
+use kvasir::engine::EngineHandle;
+use kvasir::engine::options::FakeOptions;
+use kvasir::server::ServerOptions;
+use serde_json::json;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+fn start(adjust: impl FnOnce(&mut ServerOptions)) -> TestServer {
+    let mut options = ServerOptions::local();
+    adjust(&mut options);
+    TestServer::start(EngineHandle::start_fake(FakeOptions::small()), options)
+}
+
+#[test]
+fn a_wrong_key_reaches_no_handler() {
+    let server = start(|options| options.api_keys = vec!["first".into(), "second".into()]);
+    let body = r#"{"prompt":"x","max_tokens":1}"#;
+    for (headers, status) in [
+        (vec![JSON], 401),
+        (vec![JSON, ("authorization", "Bearer wrong")], 401),
+        (vec![JSON, ("authorization", "Bearer ")], 401),
+        (vec![JSON, ("authorization", "first")], 401),
+        (vec![JSON, ("authorization", "Bearer firs")], 401),
+        (vec![JSON, ("authorization", "Bearer first")], 200),
+        (vec![JSON, ("authorization", "bearer second")], 200),
+        (vec![JSON, ("x-api-key", "second")], 200),
+    ] {
+        let answer = server.send("POST", "/v1/completions", &headers, body);
+        assert_eq!(answer.status, status, "{headers:?}: {}", answer.body);
+    }
+    for path in ["/v1/models", "/load", "/no/such/path", "/tokenize", "/v1/loads", "/healthy", "/is_sleeping"] {
+        let answer = server.get(path);
+        assert_eq!(answer.status, 401, "{path}");
+        assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+    }
+    for path in ["/health", "/health/live", "/health/ready", "/ping", "/version"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+}
+
+#[test]
+fn foreign_host_names_are_not_answered_on_loopback() {
+    let server = start(|options| options.allowed_hosts = vec!["my.box".into()]);
+    for (host, status) in [
+        ("localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("my.box:80", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+    ] {
+        assert_eq!(server.send("GET", "/v1/models", &[("host", host)], "").status, status, "{host}");
+    }
+}
+
+#[test]
+fn request_ids_come_back_and_odd_ones_are_replaced() {
+    let server = start(|_| {});
+    let id = |given: &str| {
+        let answer = server.send("GET", "/health", &[("x-request-id", given)], "");
+        answer.header("x-request-id").expect("an id").to_owned()
+    };
+    assert_eq!(id("abc-123"), "abc-123");
+    let long = "x".repeat(300);
+    assert!(id(&long).starts_with("req-"));
+    assert!(server.get("/no/such/path").header("x-request-id").is_some_and(|id| id.starts_with("req-")));
+}
+
+#[test]
+fn pages_of_allowed_origins_may_ask_without_a_key() {
+    let server = start(|options| {
+        options.allowed_origins = vec!["https://app.example".into()];
+        options.api_keys = vec!["key".into()];
+    });
+    let ask = |origin| {
+        let headers = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "authorization"),
+        ];
+        let answer = server.send("OPTIONS", "/v1/chat/completions", &headers, "");
+        answer.header("access-control-allow-origin").map(str::to_owned)
+    };
+    assert_eq!(ask("https://app.example").as_deref(), Some("https://app.example"));
+    assert_eq!(ask("https://evil.example"), None);
+    let closed = start(|_| {});
+    let answer = closed.send("GET", "/health", &[("origin", "https://app.example")], "");
+    assert_eq!(answer.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn large_bodies_are_refused() {
+    let server = start(|options| options.max_body_bytes = 1000);
+    let body = json!({ "prompt": "x".repeat(1000) }).to_string();
+    let answer = server.send("POST", "/v1/completions", &[JSON], &body);
+    assert_eq!(answer.status, 413, "{}", answer.body);
+}
+
+/// A server on which a request takes seconds, with one running.
+fn busy(max_queue: u32, max_requests_per_key: usize) -> (TestServer, TcpStream) {
+    let fake =
+        FakeOptions { step_delay: Duration::from_millis(20), max_queue, max_num_seqs: 1, ..FakeOptions::small() };
+    let options = ServerOptions { max_requests_per_key, ..ServerOptions::local() };
+    let server = TestServer::start(EngineHandle::start_fake(fake), options);
+    let first = open(&server, "a");
+    server.wait_until("the first request", |server| {
+        server.engine.telemetry().snapshot().requests.iter().any(|r| r.output_tokens > 0)
+    });
+    (server, first)
+}
+
+const LONG: &str = r#"{"prompt":"x","max_tokens":900,"ignore_eos":true,"stream":true}"#;
+
+fn open(server: &TestServer, key: &str) -> TcpStream {
+    let mut stream = server.connect();
+    let bearer = format!("Bearer {key}");
+    let headers = [JSON, ("authorization", bearer.as_str())];
+    stream.write_all(request("POST", "/v1/completions", &headers, LONG).as_bytes()).expect("a server that reads");
+    stream
+}
+
+#[test]
+fn a_full_queue_answers_429_with_a_time_to_try_again() {
+    let (server, _first) = busy(2, 9);
+    let _waiting = [open(&server, "a"), open(&server, "b")];
+    server.wait_until("a full queue", |server| server.get("/load").json()["server_load"] == 3);
+    let answer = server.send("POST", "/v1/completions", &[JSON, ("authorization", "Bearer c")], LONG);
+    assert_eq!(answer.status, 429, "{}", answer.body);
+    assert!(answer.header("retry-after").is_some() && answer.body.contains("queue is full"), "{}", answer.body);
+}
+
+#[test]
+fn a_key_has_a_limit_of_its_own() {
+    let (server, _first) = busy(9, 3);
+    let _waiting = [open(&server, "a"), open(&server, "a")];
+    server.wait_until("three of one key", |server| server.get("/load").json()["server_load"] == 3);
+    let answer = server.send("POST", "/v1/completions", &[JSON, ("authorization", "Bearer a")], LONG);
+    assert_eq!(answer.status, 429, "{}", answer.body);
+    assert!(answer.body.contains("3 requests of this key"), "{}", answer.body);
+    let _other = open(&server, "b");
+    server.wait_until("another key", |server| server.get("/load").json()["server_load"] == 4);
+}
