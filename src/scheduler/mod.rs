@@ -14,6 +14,7 @@ mod commit;
 mod fork;
 mod gang;
 mod gang_blocks;
+mod gang_swap;
 mod integrity;
 mod journal;
 mod plan;

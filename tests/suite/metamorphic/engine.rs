@@ -36,7 +36,7 @@ struct Column {
 
 /// Each family and each format; the matrix of logits has them crossed.
 const COLUMNS: [Column; 2] =
-    [Column { family: "llama", kv: KvCacheDtype::F16 }, Column { family: "mistral_swa", kv: KvCacheDtype::Int8 }];
+    [Column { family: "llama", kv: KvCacheDtype::F16 }, Column { family: "qwen3_bf16", kv: KvCacheDtype::Int8 }];
 
 /// Room for everything, nothing found again.
 fn options(column: Column) -> EngineOptions {
