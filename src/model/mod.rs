@@ -12,6 +12,7 @@ pub mod catalog;
 pub mod checkpoint;
 pub mod dtype;
 pub mod error;
+pub mod experts;
 pub mod files;
 pub mod gguf;
 pub mod gguf_types;

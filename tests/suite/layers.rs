@@ -18,7 +18,10 @@ const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("sampling", &["ids", "protocol"]),
     ("memory", &["model::spec", "model::dtype"]),
     ("gpu", &[]),
-    ("kernels", &["gpu", "model::dtype", "model::quant", "model::spec", "sampling", "batch", "protocol"]),
+    (
+        "kernels",
+        &["gpu", "model::dtype", "model::experts", "model::quant", "model::spec", "sampling", "batch", "protocol"],
+    ),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
     ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
     // Runs the scheduler again, with or without an executor.
