@@ -16,7 +16,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
-@group(0) @binding(1) var<storage, read> wq: array<vec4<u32>>; // [num_rows / 64, granules, 64]
+@group(0) @binding(1) var<storage, read> wq: array<Granule>; // [num_rows / 64, granules, 64]
 #ifdef HAS_HIGH
 @group(0) @binding(2) var<storage, read> wh: array<HighBits>; // [num_rows / 64, groups, 64]
 #endif
@@ -56,8 +56,8 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
   let scales = group_scales(block, groups, g, row);
   let elements = group_elements(block, groups, g, row);
 #for j in 0..4
-  put(item * 8u + ${j}u, vec4<f32>(unpack4xI8(elements.low[${j}])) * scales.x + scales.z);
-  put(item * 8u + ${j + 4}u, vec4<f32>(unpack4xI8(elements.high[${j}])) * scales.y + scales.z);
+  put(item * 8u + ${j}u, element_floats(elements.low[${j}]) * scales.x + scales.z);
+  put(item * 8u + ${j + 4}u, element_floats(elements.high[${j}]) * scales.y + upper_minimum(scales));
 #end
 #endif
 #ifdef FLOATS

@@ -35,7 +35,7 @@ struct Params {
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
 #endif
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>; // [m, x_stride / 4]
-@group(0) @binding(3) var<storage, read> wq: array<vec4<u32>>; // [n / 64, granules, 64]
+@group(0) @binding(3) var<storage, read> wq: array<Granule>; // [n / 64, granules, 64]
 #ifdef HAS_HIGH
 @group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
 #endif
@@ -140,9 +140,9 @@ fn main(
 #for r in 0..R
 #ifdef QUANTISED
 #if j < 4
-    let w${r}_${j} = vec4<f32>(unpack4xI8(elements${r}.low[${j}])) * scales${r}.x + scales${r}.z;
+    let w${r}_${j} = element_floats(elements${r}.low[${j}]) * scales${r}.x + scales${r}.z;
 #else
-    let w${r}_${j} = vec4<f32>(unpack4xI8(elements${r}.high[${j - 4}])) * scales${r}.y + scales${r}.z;
+    let w${r}_${j} = element_floats(elements${r}.high[${j - 4}]) * scales${r}.y + upper_minimum(scales${r});
 #endif
 #endif
 #ifdef FLOATS

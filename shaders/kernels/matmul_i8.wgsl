@@ -44,7 +44,7 @@ struct Params {
 #endif
 @group(0) @binding(1) var<storage, read> xq: array<vec4<u32>>; // [m, x_stride / 16], 16 x i8
 @group(0) @binding(2) var<storage, read> xs: array<vec2<f32>>; // [m, x_stride / 32], (scale, scale * sum of q)
-@group(0) @binding(3) var<storage, read> wq: array<vec4<u32>>; // [n / 64, granules, 64]
+@group(0) @binding(3) var<storage, read> wq: array<Granule>; // [n / 64, granules, 64]
 #ifdef HAS_HIGH
 @group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
 #endif
@@ -163,6 +163,12 @@ fn main(
 #end
 #endif
 
+#ifdef TWO_MINIMUMS
+#for c in 0..C
+    let sums${c} = sx${c}.x * vec2(f32(dot_bytes(ONES, x${c}_0)), f32(dot_bytes(ONES, x${c}_1)));
+#end
+#endif
+
 #for r in 0..R
     {
       let scales = group_scales(block, groups, g, row + ${r * SG}u);
@@ -177,14 +183,19 @@ fn main(
 #endif
 #for c in 0..C
       {
+#ifdef TWO_MINIMUMS
+        acc${r}_${c} = fma(scales.z, sums${c}.x, acc${r}_${c});
+        acc${r}_${c} = fma(scales.w, sums${c}.y, acc${r}_${c});
+#else
 #ifdef HAS_MINIMUM
         acc${r}_${c} = fma(scales.z, sx${c}.y, acc${r}_${c});
+#endif
 #endif
 #ifdef PAIRS
         let dot = dot_pairs(low_even, xe${c}_0, low_odd, xo${c}_0) + dot_pairs(high_even, xe${c}_1, high_odd, xo${c}_1);
         acc${r}_${c} = fma(scales.x, sx${c}.x * f32(dot), acc${r}_${c});
 #else
-#ifdef SIXTHS
+#ifdef TWO_SCALES
         acc${r}_${c} = fma(scales.x, sx${c}.x * f32(dot_bytes(w.low, x${c}_0)), acc${r}_${c});
         acc${r}_${c} = fma(scales.y, sx${c}.x * f32(dot_bytes(w.high, x${c}_1)), acc${r}_${c});
 #else

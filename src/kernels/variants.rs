@@ -11,7 +11,7 @@ use super::{
     mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
-use crate::model::dtype::DType;
+use crate::model::dtype::{DType, GGUF_TYPES, Span};
 use crate::model::experts::{Routing, Scoring};
 use crate::model::spec::{Activation, MlpKind};
 
@@ -25,20 +25,24 @@ pub const CLASSES: [Class; 6] = [
     Class::Floor,
 ];
 
-/// Types that weights can have on the GPU.
-pub const WEIGHT_TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
+/// Types that weights can have on the GPU: those of GGUF files, then the groups of checkpoints in folders.
+pub const WEIGHT_TYPES: [DType; 37] = {
+    let mut types = [DType::F32; 37];
+    let mut i = 0;
+    while i < GGUF_TYPES.len() {
+        types[i] = GGUF_TYPES[i];
+        i += 1;
+    }
+    let spans = [Span::One, Span::Two, Span::Four];
+    let mut j = 0;
+    while j < spans.len() {
+        types[i + 3 * j] = DType::Int4(spans[j]);
+        types[i + 3 * j + 1] = DType::Int8(spans[j]);
+        types[i + 3 * j + 2] = DType::Float8(spans[j]);
+        j += 1;
+    }
+    types
+};
 
 /// (query heads, kv heads, head dim): shapes of known models and the edges of what is supported. Others compile, too.
 pub const HEADS: [(u32, u32, u32); 8] =
@@ -57,14 +61,25 @@ pub fn all() -> Vec<(String, Defines)> {
         found.push(("penalties".into(), penalties::defines()));
         found.push(("sample".into(), sample::defines(class)));
         found.push(("logprobs".into(), logprobs::defines()));
-        for dtype in WEIGHT_TYPES {
-            let format = Format::of(dtype).expect("the list has supported types only");
+        for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {
+            let format = Format::of(dtype);
             of_weights(class, format, &mut found);
         }
     }
     found.sort();
     found.dedup();
     found
+}
+
+/// Types of the last page of a list of quantisations are listed for two classes: they differ from the others by a few
+/// lines that know no class.
+fn is_listed(dtype: DType, class: Class) -> bool {
+    let is_common = matches!(
+        dtype,
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1
+    ) || matches!(dtype, DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+        || matches!(dtype, DType::Int4(Span::Four) | DType::Int8(Span::Four));
+    is_common || matches!(class, Class::Subgroup(32) | Class::Floor)
 }
 
 fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
@@ -139,11 +154,16 @@ fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) 
     found.push(("embed".into(), embed::defines(class, format, false)));
     found.push(("embed".into(), embed::defines(class, format, true)));
     found.extend(Matmul::kernels(format, Precision::F32, class, false));
-    found.extend(ExpertMatmul::kernels(format, Precision::F32, class, false));
-    if format.is_quantised() {
+    if format.takes_i8() {
         found.extend(Matmul::kernels(format, Precision::I8, class, false));
         found.extend(Matmul::kernels(format, Precision::I8, class, true));
-        found
-            .extend([false, true].iter().flat_map(|&pairs| ExpertMatmul::kernels(format, Precision::I8, class, pairs)));
+    }
+    // GROUPED changes nothing of how weights are read: some types stand for all.
+    if [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4].contains(&format.dtype) {
+        found.extend(ExpertMatmul::kernels(format, Precision::F32, class, false));
+        if format.takes_i8() {
+            let kernels = |&pairs: &bool| ExpertMatmul::kernels(format, Precision::I8, class, pairs);
+            found.extend([false, true].iter().flat_map(kernels));
+        }
     }
 }

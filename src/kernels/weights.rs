@@ -70,7 +70,7 @@ impl PackedMatrix {
         max_plane_bytes: u64,
     ) -> Result<PackedMatrix, WeightError> {
         let pack_error = |source| WeightError::Pack { label: label.into(), source };
-        let format = Format::of(dtype).map_err(pack_error)?;
+        let format = Format::of(dtype);
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
         if let Some(part) = parts.iter().find(|p| row_bytes == 0 || !p.len().is_multiple_of(row_bytes)) {
             return Err(pack_error(PackError::PartialRow { dtype, k, bytes: part.len() }));
@@ -126,7 +126,7 @@ impl ExpertMatrix {
     ) -> Result<ExpertMatrix, E> {
         let ExpertShape { label, dtype, num_experts, n, k, max_plane_bytes } = shape;
         let pack_error = |source| WeightError::Pack { label: label.into(), source };
-        let format = Format::of(dtype).map_err(pack_error)?;
+        let format = Format::of(dtype);
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
         let plane_bytes = format.block_bytes(k);
         let rows_per_slice = slice_rows(plane_bytes, max_plane_bytes, gpu.caps().max_buffer_bytes)

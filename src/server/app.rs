@@ -4,6 +4,7 @@
 //! engine.
 
 use super::error::{ApiError, ApiResult};
+use super::metrics::Metrics;
 use super::options::ServerOptions;
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
@@ -21,6 +22,7 @@ pub type App = Arc<AppState>;
 pub struct AppState {
     pub engine: EngineHandle,
     pub options: ServerOptions,
+    pub metrics: Arc<Metrics>,
     /// When the server started, in seconds since 1970.
     pub created: u64,
     started: Instant,
@@ -52,6 +54,7 @@ impl AppState {
         Arc::new(AppState {
             engine,
             options,
+            metrics: Arc::new(Metrics::new()),
             created: unix_seconds(),
             started: Instant::now(),
             is_draining: AtomicBool::new(false),
@@ -128,8 +131,9 @@ impl AppState {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    /// Notes whether the engine moves; called about once a second.
+    /// Notes whether the engine moves, and what its steps did; called about once a second.
     pub fn watch_progress(&self) {
+        self.metrics.read_steps(&self.engine.telemetry());
         let steps = self.engine.step_totals().steps;
         let is_free = self.num_under_way() == 0 || self.engine.is_paused();
         if is_free || self.progress.0.swap(steps, Ordering::Relaxed) != steps {

@@ -1,6 +1,7 @@
 //! Logits and greedy continuations against references that transformers made. See the fixtures' README for tolerances.
 
 mod forks;
+mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
 use safetensors::SafeTensors;
+use table::Column;
 
 use crate::support::{core_fixtures, default_model, files_with_extension, fixtures, folders, require_gpu};
 
@@ -45,7 +47,8 @@ const FAMILIES: [&str; 16] = [
     "qwen3_moe",
 ];
 /// Folders under `gguf/` of the types that load on the GPU.
-const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
+const TYPES: [&str; 13] =
+    ["bf16", "f16", "iq4_nl", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
 /// A model with its reference.
 struct Case {
@@ -221,6 +224,7 @@ fn precise_logits_equal_the_reference() {
     for case in cases() {
         let Some((error, _)) = check_logits(&case, PRECISE_MODE, PRECISE) else { return };
         println!("{}: {error:.1e}", case.name);
+        table::check(&case, Column::Precise, f64::from(error));
     }
 }
 
@@ -229,6 +233,8 @@ fn default_logits_are_close_to_the_reference() {
     for case in cases() {
         let Some((error, kl)) = check_logits(&case, DEFAULT_MODE, DEFAULT) else { return };
         println!("{}: {error:.1e}, mean KL {kl:.1e}", case.name);
+        table::check(&case, Column::Default, f64::from(error));
+        table::check(&case, Column::DefaultKl, kl);
         assert!(kl <= DEFAULT_KL, "{}: mean KL {kl:e}", case.name);
     }
 }

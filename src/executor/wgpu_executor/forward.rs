@@ -220,7 +220,7 @@ impl Forward {
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
     pub(super) fn forms(&self, format: Format) -> Forms {
-        if format.is_quantised() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
+        if format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
     }
 
     pub(super) fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {

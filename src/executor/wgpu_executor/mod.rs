@@ -100,7 +100,6 @@ impl WgpuExecutor {
         cfg: ExecutorConfig,
         progress: Progress<'_>,
     ) -> Result<WgpuExecutor, LoadError> {
-        model.unsupported_on_gpu()?;
         if !cfg.block_size.is_power_of_two() {
             return Err(LoadError::Unsupported(format!("a block size of {} is no power of two", cfg.block_size)));
         }

@@ -4,6 +4,7 @@ mod access;
 mod errors;
 mod lifecycle;
 mod logprobs;
+mod observe;
 mod streams;
 
 use kvasir::engine::EngineHandle;
