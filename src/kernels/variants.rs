@@ -8,7 +8,7 @@ use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
     Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, heads_norm, logit_cap, logprobs,
-    mlp, norm, penalties, rope_kv_write, route, sample,
+    mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::{DType, GGUF_TYPES, Span};
@@ -59,6 +59,7 @@ pub fn all() -> Vec<(String, Defines)> {
         of_experts(class, &mut found);
         of_heads(class, &mut found);
         found.push(("penalties".into(), penalties::defines()));
+        found.push(("mask".into(), mask::defines()));
         found.push(("sample".into(), sample::defines(class)));
         found.push(("logprobs".into(), logprobs::defines()));
         for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {

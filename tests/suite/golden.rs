@@ -1,6 +1,7 @@
 //! Logits and greedy continuations against references that transformers made. See the fixtures' README for tolerances.
 
 mod forks;
+mod odd;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -279,8 +280,10 @@ fn greedy_continuations_follow_the_reference_where_its_margin_allows() {
 #[test]
 fn logits_are_the_same_bits_however_the_work_is_cut() {
     let root = core_fixtures();
+    let families = [("families", "gpt_oss"), ("families", "qwen2_moe"), ("families", "olmo2")];
     let names = [("tiny", "llama"), ("tiny", "mistral_swa"), ("gguf", "q4_1"), ("gguf", "q6_k")];
-    for case in names.iter().filter_map(|(kind, name)| case(&root, kind, name)) {
+    let names = names.into_iter().chain(families);
+    for case in names.filter_map(|(kind, name)| case(&root, kind, name)) {
         for mode in [DEFAULT_MODE, PRECISE_MODE, INT8_MODE] {
             let Some(mut executor) = open_case(&case, mode) else { return };
             let prompts = prompt_ids(&case);

@@ -204,6 +204,7 @@ fn products_of_experts_match_the_reference_and_do_not_depend_on_other_tokens() {
             (DType::Q8_0, 130, 96, false),
             (DType::Q4_0, 64, 64, true),
             (DType::Q6_K, 70, 256, true),
+            (DType::MXFP4, 70, 64, false),
         ] {
             let case = Case { rig, dtype, n, k, is_i8, pairs_per_row: ACTIVE, max_plane_bytes: 1 << 27 };
             case.check();
