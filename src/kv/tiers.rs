@@ -10,6 +10,7 @@ use super::host_pool::{ContentKey, HostPool, Slot};
 use super::{BlockEvent, BlockState, BlockTable, CacheKey, ContentId, KvCache, KvGroups, PrefixChain, SuspendedTable};
 use super::{HostState, HostTransfer, PrefixHit, SwappedTable};
 use crate::ids::{BlockId, HostSlot, TokenId};
+use rustc_hash::FxHashSet;
 
 /// The content of a full block, named so that it can be kept outside this process.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -328,6 +329,49 @@ impl KvCache {
     pub(super) fn forget_host(&mut self, block: BlockId) {
         let Some(key) = self.prefix.content_key_of(block) else { return };
         if let Some(host) = self.host.forget(&key.id) {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+    }
+
+    /// Contents that were evicted on purpose since the last call, and whether what follows them goes too: whoever keeps
+    /// contents outside is to forget them. Gathered where `keep_spilled` is.
+    pub fn take_forgotten(&mut self) -> Vec<(ContentId, bool)> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    /// What pinned prefixes hold.
+    pub fn pinned_contents(&self) -> impl Iterator<Item = ContentId> + '_ {
+        let pinned = (1..self.config.num_blocks).map(BlockId).filter(|block| self.pool.block(*block).pins > 0);
+        pinned.filter_map(|block| self.prefix.content_key_of(block)).map(|key| key.id)
+    }
+
+    /// A prefix is evicted on purpose: the block in which it ends, with what follows it, and blocks that led to it alone.
+    pub(super) fn forget_prefix(&mut self, last: BlockId, before: &[BlockId]) {
+        let ids = |blocks: &[BlockId]| -> Vec<ContentId> {
+            blocks.iter().filter_map(|block| self.prefix.content_key_of(*block)).map(|key| key.id).collect()
+        };
+        let (last, before) = (ids(&[last]), ids(before));
+        if self.spilled.is_some() {
+            self.forgotten.extend(last.iter().map(|id| (*id, true)));
+            self.forgotten.extend(before.iter().map(|id| (*id, false)));
+        }
+        for host in self.host.drop_cached(last.into_iter().collect()) {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+        for host in before.iter().filter_map(|id| self.host.forget(id)).collect::<Vec<_>>() {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+    }
+
+    /// Nothing but what pinned prefixes hold is found in host memory any more.
+    pub(super) fn reset_host(&mut self) {
+        if !self.host.is_on() {
+            return;
+        }
+        let kept: FxHashSet<ContentId> = self.pinned_contents().collect();
+        let cached = self.host.slots().filter(|(_, slot)| slot.state == HostState::Cached);
+        let doomed: Vec<ContentId> = cached.map(|(_, slot)| slot.key.id).filter(|id| !kept.contains(id)).collect();
+        for host in doomed.iter().filter_map(|id| self.host.forget(id)).collect::<Vec<_>>() {
             self.events.push(BlockEvent::HostFree { host });
         }
     }

@@ -40,7 +40,7 @@ pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, V
 pub use planner::PlanInputs;
 pub use policy::default_watermark;
 pub use preemption::{PreemptCosts, PreemptionMode};
-pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
+pub use prefixes::{MAX_PINNED_PERCENT, NewPin, YieldedPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
@@ -145,6 +145,8 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     /// Damage that the step in flight found: in whose blocks, and from which position on.
     suspect: Vec<(RequestId, u32)>,
+    /// Pins that gave way since the last step that was committed.
+    yielded: Vec<YieldedPin>,
     ended: Vec<Ended>,
     totals: Totals,
     journal: Option<Vec<Op>>,
@@ -185,6 +187,7 @@ impl Scheduler {
             undo: Vec::new(),
             deferred: Vec::new(),
             suspect: Vec::new(),
+            yielded: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
             journal: None,

@@ -102,7 +102,7 @@ impl Scheduler {
         self.num_looked_at += self.running.len() as u64;
         let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
         let mut draft = Draft {
-            plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
+            plan: StepPlan { step: inputs.step, budget, yielded: self.yielded.clone(), ..StepPlan::default() },
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,

@@ -139,6 +139,16 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("an assertion failed: {}", text.unwrap_or("no text"))
 }
 
+impl AddAssign for SimReport {
+    /// Worlds that ran after these.
+    fn add_assign(&mut self, other: SimReport) {
+        self.worlds += other.worlds;
+        self.steps += other.steps;
+        self.failures.extend(other.failures);
+        self.stats += other.stats;
+    }
+}
+
 impl AddAssign for WorldStats {
     fn add_assign(&mut self, other: WorldStats) {
         // Every field is named, so that one that is forgotten does not compile.
