@@ -118,7 +118,26 @@ impl KvCache {
             self.host.want(id, true);
             swapped.kept.push(id);
         }
-        for &block in &table.ids()[num_kept..self.blocks_for(num_computed) as usize] {
+        self.hold_blocks_in_host(&table.ids()[num_kept..self.blocks_for(num_computed) as usize], &mut swapped);
+        (self.suspend(table), swapped)
+    }
+
+    /// As [`KvCache::suspend_to_host`], for a table whose blocks before `first` others have: those come back by sharing.
+    pub fn suspend_rest_to_host(
+        &mut self,
+        table: BlockTable,
+        first: u32,
+        num_computed: u32,
+    ) -> (SuspendedTable, SwappedTable) {
+        let owner = table.owner();
+        let mut swapped = SwappedTable { owner, num_computed, kept: Vec::new(), slots: Vec::new() };
+        self.hold_blocks_in_host(&table.ids()[first as usize..self.blocks_for(num_computed) as usize], &mut swapped);
+        (self.suspend(table), swapped)
+    }
+
+    fn hold_blocks_in_host(&mut self, blocks: &[BlockId], swapped: &mut SwappedTable) {
+        let owner = swapped.owner;
+        for &block in blocks {
             let (events, spilled) = (&mut self.events, &mut self.spilled);
             let mut dropped = Vec::new();
             let host = self.host.take_held(owner, &mut |host, slot| dropped.push((host, slot.key)));
@@ -128,7 +147,6 @@ impl KvCache {
             self.events.push(BlockEvent::SwapOut { block, host, request: Some(owner) });
             swapped.slots.push(host);
         }
-        (self.suspend(table), swapped)
     }
 
     /// Positions that a sequence need not compute after [`KvCache::lookup`] found so much.
@@ -162,22 +180,37 @@ impl KvCache {
             }
             _ => Vec::new(),
         };
-        self.reserve(table, first * size, computed).expect("room was made for what comes back");
-        for (i, &host) in hosts.iter().chain(&held).enumerate() {
-            let (logical, request) = (first + i as u32, table.owner());
-            let block = table.ids()[logical as usize];
-            self.swap_in.push(HostTransfer { block, host });
-            self.events.push(BlockEvent::SwapIn { host, block, request });
-            let filled = (computed - logical * size).min(size);
-            self.pool.fill(block, filled);
-            self.events.push(BlockEvent::Fill { block, filled });
-        }
+        self.bring_back(table, hosts.iter().chain(&held), computed);
         self.host_hit = hosts;
         self.host_hit.clear();
         if let Some(swapped) = swapped {
             self.drop_swapped(swapped);
         }
         (first, computed)
+    }
+
+    /// Brings back what [`KvCache::suspend_rest_to_host`] left, behind the blocks that the table shares again. Gives the
+    /// first block that is written, and the positions that are there once the step has run.
+    pub fn restore_rest(&mut self, table: &mut BlockTable, swapped: SwappedTable) -> (u32, u32) {
+        let (first, computed) = (table.num_blocks(), swapped.num_computed);
+        assert_eq!(first + swapped.num_held(), self.blocks_for(computed), "what was shared is shared again");
+        self.bring_back(table, swapped.slots.iter(), computed);
+        self.drop_swapped(swapped);
+        (first, computed)
+    }
+
+    /// Content from these places becomes the table's next blocks, `computed` positions in all.
+    fn bring_back<'a>(&mut self, table: &mut BlockTable, hosts: impl Iterator<Item = &'a HostSlot>, computed: u32) {
+        let (first, size) = (table.num_blocks(), self.config.block_size);
+        self.reserve(table, first * size, computed).expect("room was made for what comes back");
+        for (logical, &host) in (first..).zip(hosts) {
+            let (block, request) = (table.ids()[logical as usize], table.owner());
+            self.swap_in.push(HostTransfer { block, host });
+            self.events.push(BlockEvent::SwapIn { host, block, request });
+            let filled = (computed - logical * size).min(size);
+            self.pool.fill(block, filled);
+            self.events.push(BlockEvent::Fill { block, filled });
+        }
     }
 
     /// The step that was to bring back blocks from `first` on has failed: they hold nothing.

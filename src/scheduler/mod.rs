@@ -13,6 +13,7 @@ mod clients;
 mod commit;
 mod fork;
 mod gang;
+mod gang_swap;
 mod integrity;
 mod journal;
 mod plan;
