@@ -155,6 +155,15 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
         let (num_heads, rank, rope_dim, nope_dim) = (16, 512, 64, 128);
         let shape = latent_write::Shape { num_heads, rank, rope_dim, nope_dim, interleaved, kv };
         found.push(("latent_write".into(), shape.defines(class)));
+        let row = attention::Shape {
+            num_heads,
+            num_kv_heads: 1,
+            head_dim: shape.row_dim(),
+            kv,
+            softcap: None,
+            has_sinks: false,
+        };
+        found.extend(row.kernels(class, false));
     }
 }
 
