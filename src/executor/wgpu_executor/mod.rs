@@ -9,6 +9,7 @@ mod activation;
 mod ffn;
 mod forward;
 mod kv_buffers;
+mod latents;
 mod swap;
 mod weights;
 

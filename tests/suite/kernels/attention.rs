@@ -208,6 +208,11 @@ fn head_dims_match_the_reference() {
 }
 
 #[test]
+fn rows_as_wide_as_latent_ones_match_the_reference() {
+    check(&shape(2, 1, 576, KvFormat::F16), &RAGGED, 16, None);
+}
+
+#[test]
 fn head_dims_that_need_padding_match_the_reference() {
     check(&shape(3, 1, 20, KvFormat::F16), &RAGGED, 16, None);
 }
