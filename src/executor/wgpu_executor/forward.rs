@@ -24,13 +24,12 @@ use crate::kernels::norm::{Kind, Norm, Target};
 use crate::kernels::pack::Format;
 use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
-use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
+use crate::kernels::rope_kv_write::{self, RopeKvWrite};
 use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::memory;
-use crate::model::rope;
-use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, QkNorm, Residual, RopePairing, RopeSpec};
+use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, QkNorm, Residual, RopePairing};
 
 /// What a step is recorded for.
 #[derive(Clone, Copy, Debug)]
@@ -105,26 +104,6 @@ struct Scratch {
     partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
     attended: Activation,
     ffn: FfnScratch,
-}
-
-/// Cosines and sines by position, for the kinds of layers that there are.
-struct RopeTables {
-    all: Option<BufferSlice>,
-    /// Layers with a window, where theirs differs.
-    windowed: Option<BufferSlice>,
-    /// Layers that do not rotate.
-    none: Option<BufferSlice>,
-}
-
-impl RopeTables {
-    fn of(&self, spec: &ModelSpec, layer: u32) -> &BufferSlice {
-        let table = match spec.rope_of(layer) {
-            None => &self.none,
-            Some(rope) if Some(rope) == spec.block.windowed_rope.as_ref() => &self.windowed,
-            Some(_) => &self.all,
-        };
-        table.as_ref().expect("a table is made for each kind of layer")
-    }
 }
 
 /// What making the pass needs to know.
@@ -304,33 +283,6 @@ impl Builder<'_> {
 
     fn attention_shape(&self) -> attention::Shape {
         attention_shape(self.spec, self.cfg)
-    }
-
-    /// Tables for the kinds of layers that the model has.
-    fn rope_tables(&self) -> Result<RopeTables, LoadError> {
-        let (spec, n) = (self.spec, self.cfg.max_model_len);
-        let num_pairs = spec.rope.rotary_dim as usize / 2 * n as usize;
-        let of = |rope: &RopeSpec| {
-            let (cos, sin) = rope::cos_sin_table(rope, n);
-            self.rope_table(&rope_table(&cos, &sin))
-        };
-        let all: Vec<Option<&RopeSpec>> = (0..spec.num_layers).map(|l| spec.rope_of(l)).collect();
-        let windowed = spec.block.windowed_rope.as_ref();
-        Ok(RopeTables {
-            all: if all.contains(&Some(&spec.rope)) { Some(of(&spec.rope)?) } else { None },
-            windowed: windowed.map(of).transpose()?,
-            // Turning by nothing is exact.
-            none: if all.contains(&None) { Some(self.rope_table(&vec![[1.0, 0.0]; num_pairs])?) } else { None },
-        })
-    }
-
-    /// Cosines and sines of every position that a sequence can reach.
-    fn rope_table(&self, pairs: &[[f32; 2]]) -> Result<BufferSlice, LoadError> {
-        let buffer = self.gpu.alloc("rope table", pairs.len() as u64 * 8, BufferUse::Storage)?;
-        let mut uploader = crate::gpu::Uploader::new(self.gpu);
-        uploader.write(&buffer.whole(), bytemuck::cast_slice(pairs))?;
-        uploader.flush()?;
-        Ok(buffer.whole())
     }
 
     fn layer(

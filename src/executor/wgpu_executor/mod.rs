@@ -10,6 +10,7 @@ mod ffn;
 mod forward;
 mod kv_buffers;
 mod latents;
+mod rope_tables;
 mod swap;
 mod weights;
 
