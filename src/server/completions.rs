@@ -163,7 +163,12 @@ impl Writer {
     }
 
     fn choice(&mut self, delta: Delta) -> CompletionChoice {
-        let text = delta.parts.into_iter().map(|Part::Content(text)| text).collect();
+        let text = delta.parts.into_iter().filter_map(|part| match part {
+            Part::Content(text) => Some(text),
+            // Plain completions are not parsed.
+            Part::Reasoning(_) | Part::ToolCall { .. } | Part::Arguments { .. } => None,
+        });
+        let text = text.collect();
         let offset = &mut self.offsets[delta.choice];
         let logprobs =
             self.has_logprobs.then(|| logprobs::of_completion(&self.model.tokenizer, &delta.logprobs, offset));

@@ -7,9 +7,10 @@
 //!
 //! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
-//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`reducer`], [`sse`], [`metrics`], then a file per
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], then a file per
 //! endpoint.
 
+mod answer;
 pub mod app;
 mod chat;
 mod completions;
@@ -25,12 +26,14 @@ pub mod options;
 mod parse;
 mod prepare;
 mod prompt;
+mod reasoning;
 mod reducer;
 mod routes;
 mod run;
 mod sse;
 mod structured;
 mod tokens;
+pub mod tools;
 mod wire;
 
 pub use options::ServerOptions;

@@ -7,6 +7,7 @@ mod logprobs;
 mod observe;
 mod streams;
 mod structured;
+mod tools;
 
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
