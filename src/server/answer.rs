@@ -8,7 +8,7 @@ use super::tools::{HarmonyParser, ToolParser};
 #[derive(Clone, Debug)]
 pub enum AnswerParser {
     Harmony(HarmonyParser),
-    Tags { reasoning: Option<ReasoningSplitter>, tools: Option<ToolParser> },
+    Tags { reasoning: Option<ReasoningSplitter>, tools: Option<Box<ToolParser>> },
 }
 
 impl AnswerParser {
@@ -30,20 +30,22 @@ impl AnswerParser {
             AnswerParser::Tags { reasoning, tools } => {
                 let rest = reasoning.as_mut().and_then(ReasoningSplitter::finish);
                 rest.into_iter().for_each(|piece| take(piece, tools, parts));
-                tools.iter_mut().for_each(|tools| tools.finish(parts));
+                if let Some(tools) = tools {
+                    tools.finish(parts);
+                }
             }
         }
     }
 }
 
-fn take(piece: Piece, tools: &mut Option<ToolParser>, parts: &mut Vec<Part>) {
+fn take(piece: Piece, tools: &mut Option<Box<ToolParser>>, parts: &mut Vec<Part>) {
     match piece {
         Piece::Reasoning(text) => parts.push(Part::Reasoning(text)),
         Piece::Answer(text) => answer(&text, tools, parts),
     }
 }
 
-fn answer(text: &str, tools: &mut Option<ToolParser>, parts: &mut Vec<Part>) {
+fn answer(text: &str, tools: &mut Option<Box<ToolParser>>, parts: &mut Vec<Part>) {
     match tools {
         Some(tools) => tools.push(text, parts),
         None => parts.push(Part::Content(text.to_owned())),

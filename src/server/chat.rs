@@ -41,12 +41,12 @@ const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 8] = [
 ];
 
 /// Everything about a request but its runs.
-struct Prepared {
+pub(super) struct Prepared {
     model: Arc<LoadedModel>,
-    name: String,
+    pub name: String,
     fields: SamplingFields,
     own: ChatFields,
-    request: GenerateRequest,
+    pub request: GenerateRequest,
     rules: OutputRules,
     parser: Option<AnswerParser>,
     /// What the answer begins with: the message that it continues, where it is echoed.
@@ -63,17 +63,7 @@ pub async fn create(
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     let id = new_id("chatcmpl-");
     let stream = prepared.fields.stream == Some(true);
-    let n = prepared.request.decoding.num_choices() as usize;
-    let generation = Generation::submit(
-        &app,
-        &caller,
-        &id,
-        vec![(prepared.request.clone(), structured::fork(&prepared.rules))],
-        "messages",
-    )?;
-    let shows_stop = prepared.fields.include_stop_str_in_output == Some(true);
-    let parser = prepared.parser.clone();
-    let reducer = Reducer::new(n, vec![prepared.prefix.clone()], shows_stop).with_parser(parser);
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let writer = Writer::new(id, prepared);
     if stream {
         return Ok(sse::respond(&app, generation, reducer, writer));
@@ -93,7 +83,20 @@ pub async fn render(
     Ok(Json(json!({ "token_ids": prepared.request.prompt })))
 }
 
-async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
+impl Prepared {
+    /// Queues the request.
+    pub fn start(&self, app: &App, caller: &Caller, id: &str) -> ApiResult<(Generation, Reducer)> {
+        let n = self.request.decoding.num_choices() as usize;
+        let request = (self.request.clone(), structured::fork(&self.rules));
+        let generation = Generation::submit(app, caller, id, vec![request], "messages")?;
+        let shows_stop = self.fields.include_stop_str_in_output == Some(true);
+        let reducer = Reducer::new(n, vec![self.prefix.clone()], shows_stop).with_parser(self.parser.clone());
+        Ok((generation, reducer))
+    }
+}
+
+/// Reads the fields of a chat, renders and encodes it on a thread that may take its time.
+pub(super) async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
     let (app, caller) = (app.clone(), caller.clone());
     let work = tokio::task::spawn_blocking(move || prepare(&app, &caller, &value));
     work.await.map_err(|_| ApiError::internal())?
@@ -143,7 +146,7 @@ fn parser(app: &App, model: &LoadedModel, rendered: &Rendered, tools: Option<&To
     let is_special = |mark: &str| model.tokenizer.token_id(mark).is_some_and(|id| model.tokenizer.is_special(id));
     let needs_special = marks.is_some_and(|(open, close)| is_special(open) || is_special(close))
         || tools.is_some_and(|_| !is_forced && format.tokens().iter().any(|mark| is_special(mark)));
-    let tools = tools.map(|tools| tools.parser(format));
+    let tools = tools.map(|tools| Box::new(tools.parser(format)));
     if splitter.is_none() && tools.is_none() {
         return (None, false);
     }

@@ -12,13 +12,16 @@
 
 mod answer;
 pub mod app;
+mod blocks;
 mod chat;
 mod completions;
 mod error;
 mod generation;
 mod guard;
 mod health;
+mod inference;
 mod logprobs;
+mod messages;
 mod metrics;
 mod models;
 mod observe;
@@ -28,6 +31,7 @@ mod prepare;
 mod prompt;
 mod reasoning;
 mod reducer;
+mod responses;
 mod routes;
 mod run;
 mod sse;

@@ -5,6 +5,7 @@ mod errors;
 mod lifecycle;
 mod logprobs;
 mod observe;
+mod other_apis;
 mod streams;
 mod structured;
 mod tools;
