@@ -124,7 +124,9 @@ pub fn kv_bytes_per_token(spec: &ModelSpec, bytes: KvTokenBytes) -> u64 {
 }
 
 fn token_bytes(spec: &ModelSpec, num_layers: u32, bytes: KvTokenBytes) -> u64 {
-    let heads = 2 * u64::from(num_layers) * u64::from(spec.num_kv_heads);
+    // Latent rows are keys and values at once.
+    let num = if spec.block.latent.is_some() { 1 } else { 2 };
+    let heads = num * u64::from(num_layers) * u64::from(spec.num_kv_heads);
     let values = heads.saturating_mul(spec.head_dim.into()).saturating_mul(bytes.per_element.into());
     values.saturating_add(heads.saturating_mul(bytes.per_head.into())).saturating_add(bytes.per_token.into())
 }

@@ -20,6 +20,7 @@ pub mod gguf_types;
 pub mod groups;
 pub mod hub;
 pub mod inspect;
+pub mod latent;
 pub mod quant;
 pub mod rope;
 pub mod safetensors;

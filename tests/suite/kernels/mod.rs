@@ -6,6 +6,7 @@ mod experts;
 mod gpu;
 pub mod harness;
 mod heads_norm;
+mod latent_write;
 mod long_context;
 mod mask;
 mod matmul;
