@@ -14,6 +14,13 @@ pub struct KvGroups {
     windows: [u32; MAX_GROUPS], // 0: all
 }
 
+impl Default for KvGroups {
+    /// A model without windows.
+    fn default() -> Self {
+        KvGroups::ONE
+    }
+}
+
 impl KvGroups {
     /// One group that sees everything: models without windows.
     pub const ONE: KvGroups = KvGroups { len: 1, windows: [0; MAX_GROUPS] };

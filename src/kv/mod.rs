@@ -63,6 +63,7 @@ pub struct KvConfig {
     /// Tokens per block; at least 1.
     pub block_size: u32,
     /// How far the model's layers see.
+    #[serde(default)]
     pub groups: KvGroups,
     /// Keep the content of blocks that nobody holds, and share equal prefixes.
     pub enable_prefix_cache: bool,

@@ -35,12 +35,12 @@ struct Column {
     kv: KvFormat,
 }
 
-/// Models with full attention, with windows, and with layers of both kinds where the full set of fixtures is there.
+/// Models with full attention and with windows.
 /// Those with windows go through the circumstances that there are for them: nothing of theirs is shared or found in part
 /// of a block, or goes to host memory.
 fn columns(formats: &[KvFormat]) -> Vec<Column> {
     let mut columns = Vec::new();
-    for family in ["llama", "qwen3_bf16", "mistral_swa", "gemma3_text"] {
+    for family in ["llama", "qwen3_bf16", "mistral_swa"] {
         let model = fixtures().join("tiny").join(family);
         if !model.is_dir() {
             println!("skipped: tiny/{family} is in the full fixture set only");
