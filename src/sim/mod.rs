@@ -141,7 +141,14 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 
 impl AddAssign for WorldStats {
     fn add_assign(&mut self, other: WorldStats) {
-        let WorldStats {
+        // Every field is named, so that one that is forgotten does not compile.
+        macro_rules! add {
+            ($($field:ident),*) => {
+                let WorldStats { $($field),* } = other;
+                $(self.$field += $field;)*
+            };
+        }
+        add!(
             steps,
             tokens,
             requests,
@@ -191,57 +198,7 @@ impl AddAssign for WorldStats {
             repinned,
             refused_pins,
             evicted_prefixes,
-            resets,
-        } = other;
-        self.steps += steps;
-        self.tokens += tokens;
-        self.requests += requests;
-        self.refused += refused;
-        self.mixed_steps += mixed_steps;
-        self.preemptions += preemptions;
-        self.recomputed_tokens += recomputed_tokens;
-        self.hit_tokens += hit_tokens;
-        self.evictions += evictions;
-        self.shared_blocks += shared_blocks;
-        self.aborted += aborted;
-        self.finished_in_flight += finished_in_flight;
-        self.stopped_by_token += stopped_by_token;
-        self.context_full += context_full;
-        self.not_finite += not_finite;
-        self.released_steps += released_steps;
-        self.abandoned_steps += abandoned_steps;
-        self.restarts += restarts;
-        self.protected += protected;
-        self.searches += searches;
-        self.beam_steps += beam_steps;
-        self.gang_preemptions += gang_preemptions;
-        self.gang_swaps += gang_swaps;
-        self.restored_beams += restored_beams;
-        self.gang_waits += gang_waits;
-        self.beam_blocks_saved += beam_blocks_saved;
-        self.swaps += swaps;
-        self.restored_tokens += restored_tokens;
-        self.demoted += demoted;
-        self.host_hit_tokens += host_hit_tokens;
-        self.disk_hit_tokens += disk_hit_tokens;
-        self.failed_transfers += failed_transfers;
-        self.forks += forks;
-        self.forks_in_flight += forks_in_flight;
-        self.forks_of_waiting += forks_of_waiting;
-        self.choices += choices;
-        self.copied_blocks += copied_blocks;
-        self.failed_copies += failed_copies;
-        self.logits_only += logits_only;
-        self.partial_hit_tokens += partial_hit_tokens;
-        self.slid_blocks += slid_blocks;
-        self.windowed_hits += windowed_hits;
-        self.waits_for_share += waits_for_share;
-        self.pinned += pinned;
-        self.pinned_hits += pinned_hits;
-        self.unpinned += unpinned;
-        self.repinned += repinned;
-        self.refused_pins += refused_pins;
-        self.evicted_prefixes += evicted_prefixes;
-        self.resets += resets;
+            resets
+        );
     }
 }

@@ -247,7 +247,7 @@ fn searches_that_give_way_as_a_gang_find_the_same() {
         // if they shared nothing, once for each group of layers.
         let model = Model::open(&group[0].model).unwrap_or_else(|e| panic!("{e}"));
         let groups = LayerGroups::of(model.spec());
-        let num_usable = if groups.windows == [None] { 23 } else { 4 * 8 * groups.num_groups() };
+        let num_usable = if groups.windows == [None] { 23 } else { 4 * 10 * groups.num_groups() };
         let setup = Setup { num_blocks: 1 + num_usable, block_size: 4, prefix_caching: i % 3 == 0, swaps: i % 2 == 1 };
         let Some(engine) = engine(&group[0].model, setup) else { return };
         let cases: Vec<&Case> = group.iter().filter(|case| case.params.width <= 4).take(6).collect();

@@ -148,8 +148,7 @@ const WORLDS: [(&str, World); 16] = [
     ("saved and restored", saved),
 ];
 
-const WITH_WINDOWS: [&str; 6] =
-    ["batched", "chunks of 1", "chunks of 7", "chunks of 64", "preempted", "other block ids"];
+const WITH_WINDOWS: [&str; 5] = ["batched", "chunks of 1", "chunks of 7", "chunks of 64", "other block ids"];
 
 fn batched(executor: &mut dyn Executor) -> Ran {
     let mut drive = Drive::new(executor, PLAIN);
