@@ -381,6 +381,7 @@ impl StepBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::HostSlot;
 
     fn greedy(counts: &[TokenCount]) -> LogitRow<'_> {
         LogitRow { sampling: RowSampling::new(&SamplingParams::greedy(), 9), counts, biases: &[(7, 1.0)] }
