@@ -200,7 +200,7 @@ impl KvCache {
     /// Brings back what [`KvCache::suspend_rest_to_host`] left, behind the blocks that the table shares again. Gives the
     /// first block that is written, and the positions that are there once the step has run.
     pub fn restore_rest(&mut self, table: &mut BlockTable, swapped: SwappedTable) -> (u32, u32) {
-        let (first, computed) = (table.num_blocks(), swapped.num_computed);
+        let (first, computed) = (table.num_rows(), swapped.num_computed);
         assert_eq!(first + swapped.num_held(), self.blocks_for(computed), "what was shared is shared again");
         self.bring_back(table, swapped.slots.iter(), computed);
         self.drop_swapped(swapped);
@@ -209,7 +209,7 @@ impl KvCache {
 
     /// Content from these places becomes the table's next blocks, `computed` positions in all.
     fn bring_back<'a>(&mut self, table: &mut BlockTable, hosts: impl Iterator<Item = &'a HostSlot>, computed: u32) {
-        let (first, size) = (table.num_blocks(), self.config.block_size);
+        let (first, size) = (table.num_rows(), self.config.block_size);
         self.reserve(table, first * size, computed).expect("room was made for what comes back");
         for (logical, &host) in (first..).zip(hosts) {
             let (block, request) = (table.ids()[logical as usize], table.owner());

@@ -288,7 +288,7 @@ impl Scheduler {
         };
         self.undo.push(Undo::Preempt { seq: victim, at, slot, progress, table, mark });
         self.free_slots.push(slot);
-        draft.claimed = self.running().map(|seq| policy::claimed_blocks(seq, &self.kv, &self.config)).sum();
+        draft.claimed = self.total_claimed();
         draft.plan.preempted.push(Preemption {
             victim: self.seq(victim).id,
             beneficiary,
