@@ -25,6 +25,7 @@ pub const SHARED: &[Source] = sources!("shared":
     "quantise"
     "softmax"
     "step"
+    "weight_planes"
     "weights"
 );
 

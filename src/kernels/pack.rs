@@ -57,6 +57,8 @@ pub struct Format {
     granules_per_group: usize,
     high_bytes: usize,
     scales: Scales,
+    /// Planes are texels instead of buffers; see [`Format::as_texels`].
+    is_texels: bool,
 }
 
 /// Bytes of each plane.
@@ -90,7 +92,28 @@ impl Format {
             DType::Q6_K => (1, 8, Scales::Sixths),
             DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS => return Err(PackError::Unsupported(dtype)),
         };
-        Ok(Format { dtype, granules_per_group, high_bytes, scales })
+        Ok(Format { dtype, granules_per_group, high_bytes, scales, is_texels: false })
+    }
+
+    /// The same planes as texels: granules of 16 bytes, upper bits of a group and scales of a quad each in one texel. Blocks
+    /// lie side by side, each 64 texels wide: texel (64 * (b % w) + r, (b / w) * h + i) is item i of row r of block b, for
+    /// planes of w blocks in a row and h items in a block.
+    pub fn as_texels(self) -> Format {
+        Format { is_texels: true, ..self }
+    }
+
+    pub fn is_texels(self) -> bool {
+        self.is_texels
+    }
+
+    /// Bytes of a texel of each plane; 0 where there is no such plane.
+    pub fn texel_bytes(self) -> PlaneBytes {
+        let s = match self.scales {
+            Scales::None => 0,
+            Scales::Half => 8,
+            Scales::Pair | Scales::K | Scales::Sixths => 16,
+        };
+        PlaneBytes { q: GRANULE as u64, h: self.high_bytes as u64, s }
     }
 
     /// Elements are integers with scales; else they are floats.
@@ -128,6 +151,7 @@ impl Format {
             _ => &["FLOATS"],
         };
         let defines = names.iter().fold(Defines::new(), |d, name| d.flag(name));
+        let defines = if self.is_texels { defines.flag("TEXELS") } else { defines };
         match self.dtype {
             DType::Q4_0 => defines.set("OFFSET", 8),
             DType::Q5_0 => defines.set("OFFSET", 16),

@@ -10,6 +10,7 @@ use super::{
     sample,
 };
 use crate::gpu::Defines;
+use crate::gpu::texels::TEXEL_LANES;
 use crate::model::dtype::DType;
 use crate::model::spec::{Activation, MlpKind};
 
@@ -56,6 +57,9 @@ pub fn all() -> Vec<(String, Defines)> {
         for dtype in WEIGHT_TYPES {
             let format = Format::of(dtype).expect("the list has supported types only");
             of_weights(class, format, &mut found);
+            if matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES) {
+                of_weights(class, format.as_texels(), &mut found);
+            }
         }
     }
     found.sort();
