@@ -153,7 +153,7 @@ fn workspace_bytes(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::{RopePairing, RopeScaling, RopeSpec};
+    use crate::model::spec::{QkNorm, RopePairing, RopeScaling, RopeSpec};
 
     fn spec() -> ModelSpec {
         ModelSpec {
@@ -173,7 +173,7 @@ mod tests {
                 pairing: RopePairing::Interleaved,
                 scaling: RopeScaling::None,
             },
-            qk_norm: false,
+            qk_norm: QkNorm::None,
             block: crate::model::spec::BlockSpec::LLAMA,
             q_bias: false,
             k_bias: false,

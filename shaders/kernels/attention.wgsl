@@ -8,6 +8,9 @@
 // here or, when the item is a partial one, by the MERGE variant through a scratch buffer: the same text. Results are thus
 // equal bit for bit for every chunking, batch and way of cutting the work.
 //
+// SOFTCAP: scores are bounded by c * tanh(score / c) (gemma2). SINKS: each head has one more logit without a value, which
+// joins the sum of the softmax after the last range (gpt-oss).
+//
 // SUBGROUP: one subgroup, no barrier. Lane = key for q k^T (KPL keys per lane), then lane = DPL dims of the output with
 // the probabilities spread by broadcasts of constant lanes. Otherwise: 64 lanes and workgroup memory.
 //
@@ -22,6 +25,7 @@ struct Params {
   window: u32, // keys visible including the token itself; 0 is all
   q_stride: u32,
   out_stride: u32,
+  softcap: f32, // times log2(e), read if SOFTCAP
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
@@ -57,20 +61,23 @@ struct Params {
 #endif
 #endif
 #endif
+#ifdef SINKS
+@group(0) @binding(4) var<storage, read> sinks: array<f32>; // [num_heads], times log2(e)
+#endif
 #ifdef I8
 #if DPL == 8
-@group(0) @binding(4) var<storage, read_write> yq: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
+@group(0) @binding(5) var<storage, read_write> yq: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
 #else
-@group(0) @binding(4) var<storage, read_write> yq: array<u32>; // [num_tokens, out_stride / 4] packed i8
+@group(0) @binding(5) var<storage, read_write> yq: array<u32>; // [num_tokens, out_stride / 4] packed i8
 #endif
-@group(0) @binding(5) var<storage, read_write> ys: array<vec2<f32>>; // [num_tokens, out_stride / 32]
+@group(0) @binding(6) var<storage, read_write> ys: array<vec2<f32>>; // [num_tokens, out_stride / 32]
 #else
-@group(0) @binding(4) var<storage, read_write> y: array<f32>; // [num_tokens, out_stride]: heads of D dims, then zeros
+@group(0) @binding(5) var<storage, read_write> y: array<f32>; // [num_tokens, out_stride]: heads of D dims, then zeros
 #endif
 #ifndef MERGE
-@group(0) @binding(6) var<storage, read_write> partials: array<vec4<f32>>; // [slots, num_heads, DP / 4 + 1]
+@group(0) @binding(7) var<storage, read_write> partials: array<vec4<f32>>; // [slots, num_heads, DP / 4 + 1]
 #endif
-@group(0) @binding(7) var<uniform> params: Params;
+@group(0) @binding(8) var<uniform> params: Params;
 
 #import attention_tile
 
@@ -181,6 +188,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #for k in 0..KPL
 #ifdef KV_I8
       s_${n}_${k} *= scales_${k}.x;
+#endif
+#ifdef SOFTCAP
+      s_${n}_${k} = soft_capped(s_${n}_${k});
 #endif
       let seen_${n}_${k} = key_${k} <= position_${n / HEADS} && key_${k} >= lowest_${n / HEADS};
       s_${n}_${k} = select(MASKED, s_${n}_${k}, seen_${n}_${k});
@@ -404,6 +414,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       s_${n} *= key_scale;
 #end
 #endif
+#ifdef SOFTCAP
+#for n in 0..NQ
+      s_${n} = soft_capped(s_${n});
+#end
+#endif
 #for n in 0..NQ
       let seen_${n} = key <= position_${n / HEADS} && key >= lowest_${n / HEADS};
       scores[${n * KT}u + lane] = select(MASKED, s_${n}, seen_${n});
@@ -505,7 +520,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let head = tile.part * ${HEADS}u + query % ${HEADS}u;
     let to = tile_token(tile, token).x * params.out_stride;
     if is_busy && token < tile.count {
+#ifdef SINKS
+      let share = share_beside_sink(total_m_${i}, total_l_${i}, head);
+      let out = total_${i} * share;
+#else
       let out = total_${i} / total_l_${i};
+#endif
 #for e in 0..4
       if dims * 4u + ${e}u < ${D}u {
         y[to + head * ${D}u + dims * 4u + ${e}u] = out[${e}];

@@ -53,8 +53,8 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
   let scales = group_scales(block, groups, g, row);
   let elements = group_elements(block, groups, g, row);
 #for j in 0..4
-  put(item * 8u + ${j}u, vec4<f32>(unpack4xI8(elements.low[${j}])) * scales.x + scales.z);
-  put(item * 8u + ${j + 4}u, vec4<f32>(unpack4xI8(elements.high[${j}])) * scales.y + scales.z);
+  put(item * 8u + ${j}u, element_floats(elements.low[${j}]) * scales.x + scales.z);
+  put(item * 8u + ${j + 4}u, element_floats(elements.high[${j}]) * scales.y + upper_minimum(scales));
 #end
 #endif
 #ifdef FLOATS

@@ -99,9 +99,9 @@ fn main(
 #for r in 0..R
 #ifdef QUANTISED
 #if j < 4
-    let w${r}_${j} = vec4<f32>(unpack4xI8(elements${r}.low[${j}])) * scales${r}.x + scales${r}.z;
+    let w${r}_${j} = element_floats(elements${r}.low[${j}]) * scales${r}.x + scales${r}.z;
 #else
-    let w${r}_${j} = vec4<f32>(unpack4xI8(elements${r}.high[${j - 4}])) * scales${r}.y + scales${r}.z;
+    let w${r}_${j} = element_floats(elements${r}.high[${j - 4}]) * scales${r}.y + upper_minimum(scales${r});
 #endif
 #endif
 #ifdef FLOATS

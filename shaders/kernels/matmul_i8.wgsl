@@ -131,10 +131,18 @@ fn main(
 #end
 #endif
 
+#ifdef TWO_MINIMUMS
+#for c in 0..C
+#for u in 0..U
+    let sums${c}_${u} = sx${c}_${u}.x * vec2(f32(dot_bytes(ONES, x${c}_${u}_0)), f32(dot_bytes(ONES, x${c}_${u}_1)));
+#end
+#end
+#endif
+
 #for r in 0..R
     {
 #ifdef TEXELS
-      let words = scale_words(block, groups, g, row + ${r * SG}u);
+      let words = scale_texel(groups, g, row + ${r * SG}u);
 #endif
 #for u in 0..U
       {
@@ -154,15 +162,20 @@ fn main(
 #endif
 #for c in 0..C
       {
+#ifdef TWO_MINIMUMS
+        acc${r}_${c} = fma(scales.z, sums${c}_${u}.x, acc${r}_${c});
+        acc${r}_${c} = fma(scales.w, sums${c}_${u}.y, acc${r}_${c});
+#else
 #ifdef HAS_MINIMUM
         acc${r}_${c} = fma(scales.z, sx${c}_${u}.y, acc${r}_${c});
+#endif
 #endif
 #ifdef PAIRS
         let dot = dot_pairs(low_even, xe${c}_${u}_0, low_odd, xo${c}_${u}_0)
           + dot_pairs(high_even, xe${c}_${u}_1, high_odd, xo${c}_${u}_1);
         acc${r}_${c} = fma(scales.x, sx${c}_${u}.x * f32(dot), acc${r}_${c});
 #else
-#ifdef SIXTHS
+#ifdef TWO_SCALES
         acc${r}_${c} = fma(scales.x, sx${c}_${u}.x * f32(dot_bytes(w.low, x${c}_${u}_0)), acc${r}_${c});
         acc${r}_${c} = fma(scales.y, sx${c}_${u}.x * f32(dot_bytes(w.high, x${c}_${u}_1)), acc${r}_${c});
 #else

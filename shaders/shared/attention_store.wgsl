@@ -2,8 +2,12 @@
 #for n in 0..NQ
   if ${n / HEADS}u < tile.count {
     let token_${n} = work_${n / HEADS}.x;
-    let inverse = 1.0 / total_l_${n};
     let head = tile.part * ${HEADS}u + ${n % HEADS}u;
+#ifdef SINKS
+    let inverse = share_beside_sink(total_m_${n}, total_l_${n}, head);
+#else
+    let inverse = 1.0 / total_l_${n};
+#endif
 #for c in 0..CPL
     {
       let is_mine = lane + ${c * SG}u < ${DP / DPL}u;

@@ -60,12 +60,29 @@ fn lowest_key(position: u32) -> u32 {
   return select(0u, position + 1u - min(params.window, position + 1u), params.window > 0u);
 }
 
+#ifdef SINKS
+/// What numerators of maximum m and sum l are multiplied by when the head's sink joins the sum.
+fn share_beside_sink(m: f32, l: f32, head: u32) -> f32 {
+  let top = max(m, sinks[head]);
+  let keys = exp2_neg(m - top);
+  return keys / fma(l, keys, exp2_neg(sinks[head] - top));
+}
+#endif
+
 /// First word of a partial result.
 fn partial_at(slot: u32, head: u32) -> u32 {
   return (slot * params.num_heads + head) * PARTIAL;
 }
 
 #ifndef MERGE
+#ifdef SOFTCAP
+/// c * tanh(score / c), all times log2(e): tanh(u) = 1 - 2 / (exp(2u) + 1), without overflow.
+fn soft_capped(score: f32) -> f32 {
+  let e = exp2(clamp(2.88539008 * score / params.softcap, -60.0, 60.0));
+  return params.softcap * (1.0 - 2.0 / (e + 1.0));
+}
+#endif
+
 #ifdef KV_I8
 /// Words of a block: values, scales, padding.
 fn block_words() -> u32 {

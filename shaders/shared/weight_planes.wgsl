@@ -15,7 +15,7 @@
 #endif
 #endif
 #else
-@group(0) @binding(3) var<storage, read> wq: array<vec4<u32>>; // [n / 64, granules, 64]
+@group(0) @binding(3) var<storage, read> wq: array<Granule>; // [n / 64, granules, 64]
 #ifdef HAS_HIGH
 @group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
 #endif

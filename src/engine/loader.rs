@@ -172,7 +172,6 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
     let model = Model::open(&path)?;
     model.warnings().iter().for_each(|w| tracing::warn!("{w}"));
     let text = text_side::read(&model)?;
-    model.unsupported_on_gpu()?;
     model.verify_finite()?;
     go_on(on_progress, "Opening the adapter")?;
     let gpu = Gpu::open(&gpu_request(&request.options))?;

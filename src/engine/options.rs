@@ -49,6 +49,16 @@ impl KvCacheDtype {
     /// The words that flags and files use.
     pub const WORDS: [&'static str; 4] = ["auto", "f16", "f32", "int8"];
 
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            KvCacheDtype::Auto => "auto",
+            KvCacheDtype::F16 => "f16",
+            KvCacheDtype::F32 => "f32",
+            KvCacheDtype::Int8 => "int8",
+        }
+    }
+
     /// Reads one of [`Self::WORDS`], in any case.
     pub fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {

@@ -7,8 +7,8 @@ use crate::batch::{StepBatch, Want};
 use crate::executor::host_store::HostStore;
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::{BlockId, HostSlot, TokenId};
-use crate::kernels::mlp;
-use crate::model::spec::{ModelSpec, NormKind, Residual, RopePairing, RopeSpec, WeightRole};
+use crate::kernels::{mask, mlp};
+use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, RopeSpec, WeightRole};
 use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
 use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
@@ -52,6 +52,7 @@ struct Layer {
     o_bias: Option<Matrix>,
     q_norm: Option<Matrix>,
     k_norm: Option<Matrix>,
+    sinks: Option<Matrix>,
     post_attn_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
     post_ffn_norm: Option<Norm>,
@@ -251,9 +252,10 @@ impl ReferenceExecutor {
             let (scale, cap) = (spec.attention_scale(), spec.block.attention_softcap);
             let score = |p: u32| soft_cap(dot(&q[h * d..(h + 1) * d], key(p)) * scale, cap);
             let scores: Vec<f64> = (first..=position).map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = self.layers[l].sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks.data[h]));
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sum = weights.iter().sum::<f64>() + (sink - max).exp();
             for i in 0..d {
                 let mixed: f64 = weights.iter().zip(first..).map(|(w, p)| w * f64::from(value(p)[i])).sum();
                 out[h * d + i] = (mixed / sum) as f32;
@@ -270,12 +272,9 @@ impl Layer {
         let mut q = matvec(&self.q, &normed, self.q_bias.as_ref());
         let mut k = matvec(&self.k, &normed, self.k_bias.as_ref());
         let v = matvec(&self.v, &normed, self.v_bias.as_ref());
-        for (heads, gain) in [(&mut q, &self.q_norm), (&mut k, &self.k_norm)] {
+        for (row, gain) in [(&mut q, &self.q_norm), (&mut k, &self.k_norm)] {
             if let Some(gain) = gain {
-                for head in heads.chunks_exact_mut(spec.head_dim as usize) {
-                    let normed = rms_norm(head, &gain.data, spec.rms_eps);
-                    head.copy_from_slice(&normed);
-                }
+                normalise_heads(spec, row, &gain.data);
             }
         }
         (q, k, v)
@@ -300,9 +299,7 @@ impl Norm {
         match spec.block.norm {
             NormKind::Rms => rms_norm(x, &self.gain.data, spec.rms_eps),
             NormKind::Layer { .. } => {
-                let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
-                let centred: Vec<f32> = x.iter().map(|&v| (f64::from(v) - mean) as f32).collect();
-                let mut y = rms_norm(&centred, &self.gain.data, spec.rms_eps);
+                let mut y = rms_norm(&centred(x), &self.gain.data, spec.rms_eps);
                 if let Some(bias) = &self.bias {
                     add(&mut y, &bias.data, 1.0);
                 }
@@ -317,6 +314,23 @@ impl RopeTable {
         let (cos, sin) = rope::cos_sin_table(spec, num_positions);
         RopeTable { spec: spec.clone(), cos, sin }
     }
+}
+
+/// Q or K of one token, normed in place as the spec says.
+fn normalise_heads(spec: &ModelSpec, row: &mut [f32], gain: &[f32]) {
+    let len = if spec.qk_norm == QkNorm::Width { row.len() } else { spec.head_dim as usize };
+    for (i, head) in row.chunks_exact_mut(len).enumerate() {
+        let normed = match spec.qk_norm {
+            QkNorm::LayerPerHead => rms_norm(&centred(head), &gain[i * len..(i + 1) * len], spec.rms_eps),
+            _ => rms_norm(head, gain, spec.rms_eps),
+        };
+        head.copy_from_slice(&normed);
+    }
+}
+
+fn centred(x: &[f32]) -> Vec<f32> {
+    let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
+    x.iter().map(|&v| (f64::from(v) - mean) as f32).collect()
 }
 
 /// The norm of `x`; `x` itself where the model has none.
@@ -419,6 +433,7 @@ fn draw(
         logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - logsumexp) as f32);
     }
     reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
+    mask::reference(&mut logits, |token| batch.may_draw(l, token));
     let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
     let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
     let logprobs = rules.logprobs.map(|n| {
@@ -445,6 +460,7 @@ fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
         o_bias: optional(model, WeightRole::OBias(l))?,
         q_norm: optional(model, WeightRole::QNorm(l))?,
         k_norm: optional(model, WeightRole::KNorm(l))?,
+        sinks: optional(model, WeightRole::Sinks(l))?,
         post_attn_norm: norm(model, WeightRole::PostAttnNorm(l), None)?,
         ffn_norm: norm(model, WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
         post_ffn_norm: norm(model, WeightRole::PostFfnNorm(l), None)?,

@@ -25,6 +25,7 @@ pub const SHARED: &[Source] = sources!("shared":
     "quantise"
     "softmax"
     "step"
+    "sum_of_lanes"
     "weight_planes"
     "weights"
 );
@@ -36,8 +37,10 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "copy_blocks"
     "embed"
     "fill"
+    "heads_norm"
     "logit_cap"
     "logprobs"
+    "mask"
     "matmul_f32"
     "matmul_i8"
     "mlp"

@@ -27,10 +27,12 @@ pub struct Params {
     pub window: u32,
     pub q_stride: u32,
     pub out_stride: u32,
+    /// Times log2(e); read where the shape has one.
+    pub softcap: f32,
 }
 
 /// What the kernel is compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// A multiple of `num_kv_heads`.
     pub num_heads: u32,
@@ -38,6 +40,10 @@ pub struct Shape {
     /// At most 256.
     pub head_dim: u32,
     pub kv: KvFormat,
+    /// Scores are bounded by `c * tanh(score / c)` before the softmax.
+    pub softcap: Option<f32>,
+    /// Each head has one more logit, without a key or a value, in its softmax.
+    pub has_sinks: bool,
 }
 
 /// The kernels that make up attention.
@@ -79,6 +85,7 @@ impl Shape {
             window: window.unwrap_or(0),
             q_stride: self.q_stride(),
             out_stride: self.out_stride(),
+            softcap: self.softcap.unwrap_or(0.0) * std::f32::consts::LOG2_E,
         }
     }
 
@@ -141,9 +148,11 @@ impl Shape {
             .set("HEADS", i64::from(heads))
             .set("TQ", i64::from(tokens))
             .set("NQ", i64::from(queries));
-        let flags = [("I8", is_quantised), ("MERGE", variant == Variant::Merge)];
+        let is_merge = variant == Variant::Merge;
+        let has_softcap = self.softcap.is_some() && !is_merge;
+        let flags = [("I8", is_quantised), ("MERGE", is_merge), ("SOFTCAP", has_softcap), ("SINKS", self.has_sinks)];
         let defines = flags.iter().filter(|f| f.1).fold(defines, |defines, flag| defines.flag(flag.0));
-        match self.kv.flag().filter(|_| variant != Variant::Merge) {
+        match self.kv.flag().filter(|_| !is_merge) {
             Some(flag) => defines.flag(flag),
             None => defines,
         }
@@ -177,6 +186,8 @@ pub struct Buffers<'a> {
     /// See [`KvLayout`].
     pub k_cache: &'a BufferSlice,
     pub v_cache: &'a BufferSlice,
+    /// f32 `[num_heads]`, each sink times log2(e), where the shape has them.
+    pub sinks: Option<&'a BufferSlice>,
     /// Scratch of [`Shape::partial_bytes`] for each slot that work lists may name; all layers share it.
     pub partials: &'a BufferSlice,
     /// Rows of `out_stride` elements; `I8` only when the shape [can quantise](Shape::can_quantise).
@@ -211,6 +222,7 @@ impl Attention {
             if variant != Variant::Merge {
                 bindings.extend([("q", buffers.q), ("k_cache", buffers.k_cache), ("v_cache", buffers.v_cache)]);
             }
+            bindings.extend(buffers.sinks.map(|sinks| ("sinks", sinks)));
             bindings.extend(buffers.y.bindings());
             let kernel = ctx.gpu.kernel("attention", &shape.defines(ctx.class, variant, is_quantised))?;
             Ok((variant, ctx.gpu.bind(&kernel, &bindings)?))
@@ -235,16 +247,19 @@ impl Attention {
     }
 }
 
-/// What the kernel computes, in f64, f32 output `[num_tokens, out_stride]`. Caches are decoded ([`KvLayout::decode`]).
+/// What the kernel computes, in f64, f32 output `[num_tokens, out_stride]`. Caches of keys and of values are decoded
+/// ([`KvLayout::decode`]); sinks as the kernel has them.
 pub fn reference(
     shape: &Shape,
     layout: &KvLayout,
     batch: &StepBatch,
     window: Option<u32>,
     q: &[f32],
-    k_cache: &[f32],
-    v_cache: &[f32],
+    (k_cache, v_cache): (&[f32], &[f32]),
+    sinks: Option<&[f32]>,
 ) -> Vec<f32> {
+    let cap = shape.softcap.map(|cap| f64::from(cap) * std::f64::consts::LOG2_E);
+    let capped = |score: f64| cap.map_or(score, |cap| cap * (score / cap).tanh());
     let (dim, padded) = (shape.head_dim as usize, padded_head_dim(shape.head_dim) as usize);
     let group = shape.num_heads / shape.num_kv_heads;
     let mut out = vec![0.0; batch.num_tokens() * shape.out_stride() as usize];
@@ -257,10 +272,12 @@ pub fn reference(
         for head in 0..shape.num_heads {
             let query = &q[token * shape.q_stride() as usize + head as usize * padded..][..dim];
             let value_idx = |key: u32| layout.value_idx(slot(key), head / group);
-            let scores: Vec<f64> = (lowest..=position).map(|key| dot(query, &k_cache[value_idx(key)..])).collect();
-            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let scores: Vec<f64> =
+                (lowest..=position).map(|key| capped(dot(query, &k_cache[value_idx(key)..]))).collect();
+            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head as usize]));
+            let top = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp2()).collect();
-            let total: f64 = weights.iter().sum();
+            let total = weights.iter().sum::<f64>() + (sink - top).exp2();
             let to = token * shape.out_stride() as usize + head as usize * dim;
             for d in 0..dim {
                 let sum: f64 =
@@ -283,7 +300,14 @@ mod tests {
     #[test]
     fn workgroups_hold_whole_divisors_of_a_group_and_few_accumulators() {
         let check = |heads, kv_heads, head_dim, expect| {
-            let shape = Shape { num_heads: heads, num_kv_heads: kv_heads, head_dim, kv: KvFormat::F16 };
+            let shape = Shape {
+                num_heads: heads,
+                num_kv_heads: kv_heads,
+                head_dim,
+                kv: KvFormat::F16,
+                softcap: None,
+                has_sinks: false,
+            };
             let got = (shape.heads_per_workgroup(), shape.tokens_per_workgroup(Class::Subgroup(8)));
             assert_eq!(got, expect, "{heads}/{kv_heads}");
         };

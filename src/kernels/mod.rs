@@ -15,11 +15,13 @@
 //! | [`kv_layout`] | how K and V lie in the pool |
 //! | [`copy_blocks`] | blocks of the cache copied before they are written |
 //! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
+//! | [`heads_norm`] | q and k norms over all heads together, or with a gain for each head |
 //! | [`attention`] | PagedAttention over the block tables |
 //! | [`attention_work`] | how a step's attention is cut into workgroups |
 //! | [`logit_cap`] | logits scaled and bounded by a soft cap |
 //! | [`canary`] | marks of what was written to each slot, and their check |
 //! | [`penalties`] | repetition, presence and frequency penalties, biases |
+//! | [`mask`] | tokens that a grammar does not allow |
 //! | [`sample`] | greedy or drawn token per logit row |
 //! | [`logprobs`] | log-probabilities for rows that ask |
 //!
@@ -49,9 +51,11 @@ pub mod canary;
 pub mod context;
 pub mod copy_blocks;
 pub mod embed;
+pub mod heads_norm;
 pub mod kv_layout;
 pub mod logit_cap;
 pub mod logprobs;
+pub mod mask;
 pub mod matmul;
 pub mod measure;
 pub mod mlp;

@@ -6,12 +6,12 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, copy_blocks, embed, logit_cap, logprobs, mlp, norm, penalties, rope_kv_write,
-    sample,
+    Class, RowCount, attention, canary, copy_blocks, embed, heads_norm, logit_cap, logprobs, mask, mlp, norm,
+    penalties, rope_kv_write, sample,
 };
 use crate::gpu::Defines;
 use crate::gpu::texels::TEXEL_LANES;
-use crate::model::dtype::DType;
+use crate::model::dtype::{DType, GGUF_TYPES, Span};
 use crate::model::spec::{Activation, MlpKind};
 
 /// Classes that exist: one for each size of subgroup, and the one without.
@@ -24,20 +24,24 @@ pub const CLASSES: [Class; 6] = [
     Class::Floor,
 ];
 
-/// Types that weights can have on the GPU.
-pub const WEIGHT_TYPES: [DType; 11] = [
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Q5_0,
-    DType::Q5_1,
-    DType::Q4_K,
-    DType::Q5_K,
-    DType::Q6_K,
-];
+/// Types that weights can have on the GPU: those of GGUF files, then the groups of checkpoints in folders.
+pub const WEIGHT_TYPES: [DType; 37] = {
+    let mut types = [DType::F32; 37];
+    let mut i = 0;
+    while i < GGUF_TYPES.len() {
+        types[i] = GGUF_TYPES[i];
+        i += 1;
+    }
+    let spans = [Span::One, Span::Two, Span::Four];
+    let mut j = 0;
+    while j < spans.len() {
+        types[i + 3 * j] = DType::Int4(spans[j]);
+        types[i + 3 * j + 1] = DType::Int8(spans[j]);
+        types[i + 3 * j + 2] = DType::Float8(spans[j]);
+        j += 1;
+    }
+    types
+};
 
 /// (query heads, kv heads, head dim): shapes of known models and the edges of what is supported. Others compile, too.
 pub const HEADS: [(u32, u32, u32); 8] =
@@ -52,13 +56,15 @@ pub fn all() -> Vec<(String, Defines)> {
         of_rows(class, &mut found);
         of_heads(class, &mut found);
         found.push(("penalties".into(), penalties::defines()));
+        found.push(("mask".into(), mask::defines()));
         found.push(("sample".into(), sample::defines(class)));
         found.push(("logprobs".into(), logprobs::defines()));
-        for dtype in WEIGHT_TYPES {
-            let format = Format::of(dtype).expect("the list has supported types only");
+        for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {
+            let format = Format::of(dtype);
             of_weights(class, format, &mut found);
-            if matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES) {
-                of_weights(class, format.as_texels(), &mut found);
+            let has_texels = matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES);
+            if let Some(format) = format.as_texels().filter(|_| has_texels) {
+                of_weights(class, format, &mut found);
             }
         }
     }
@@ -67,11 +73,23 @@ pub fn all() -> Vec<(String, Defines)> {
     found
 }
 
+/// Types of the last page of a list of quantisations are listed for two classes: they differ from the others by a few
+/// lines that know no class.
+fn is_listed(dtype: DType, class: Class) -> bool {
+    let is_common = matches!(
+        dtype,
+        DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1
+    ) || matches!(dtype, DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K)
+        || matches!(dtype, DType::Int4(Span::Four) | DType::Int8(Span::Four));
+    is_common || matches!(class, Class::Subgroup(32) | Class::Floor)
+}
+
 fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
     if let Class::Subgroup(_) = class {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
     for is_quantised in [false, true] {
         for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
@@ -94,10 +112,15 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
 fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
     for (num_heads, num_kv_heads, head_dim) in HEADS {
         for kv in [KvFormat::F16, KvFormat::F32, KvFormat::I8] {
-            let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv };
-            found.extend(shape.kernels(class, false));
-            if shape.can_quantise(class) {
-                found.extend(shape.kernels(class, true));
+            // Every head shape plain; one of them also with what few families have.
+            let extras = [(None, false), (Some(50.0), false), (None, true)];
+            for (softcap, has_sinks) in &extras[..if num_heads == 9 { 3 } else { 1 }] {
+                let (softcap, has_sinks) = (*softcap, *has_sinks);
+                let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv, softcap, has_sinks };
+                found.extend(shape.kernels(class, false));
+                if shape.can_quantise(class) {
+                    found.extend(shape.kernels(class, true));
+                }
             }
             for (interleaved, qk_norm) in [(false, false), (false, true), (true, false), (true, true)] {
                 let shape = rope_kv_write::Shape {
@@ -119,7 +142,7 @@ fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) 
     found.push(("embed".into(), embed::defines(class, format, false)));
     found.push(("embed".into(), embed::defines(class, format, true)));
     found.extend(Matmul::kernels(format, Precision::F32, class, false));
-    if format.is_quantised() {
+    if format.takes_i8() {
         found.extend(Matmul::kernels(format, Precision::I8, class, false));
         found.extend(Matmul::kernels(format, Precision::I8, class, true));
     }

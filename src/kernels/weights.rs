@@ -72,8 +72,8 @@ impl PackedMatrix {
         max_plane_bytes: u64,
     ) -> Result<PackedMatrix, WeightError> {
         let pack_error = |source| WeightError::Pack { label: label.into(), source };
-        let format = Format::of(dtype).map_err(pack_error)?;
-        let format = if reads_texels(gpu, format, k) { format.as_texels() } else { format };
+        let format = Format::of(dtype);
+        let format = texel_format(gpu, format, k).unwrap_or(format);
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
         if let Some(part) = parts.iter().find(|p| row_bytes == 0 || !p.len().is_multiple_of(row_bytes)) {
             return Err(pack_error(PackError::PartialRow { dtype, k, bytes: part.len() }));
@@ -189,8 +189,10 @@ fn texel_items(format: Format, k: u32) -> [u32; 3] {
     [items(block.q, texel.q), items(block.h, texel.h), items(block.s, texel.s)]
 }
 
-fn reads_texels(gpu: &Gpu, format: Format, k: u32) -> bool {
-    gpu.caps().prefers_texels && texel_items(format, k).iter().all(|&items| items <= MAX_EXTENT)
+/// The format as texels, where the adapter prefers those and a block fits.
+fn texel_format(gpu: &Gpu, format: Format, k: u32) -> Option<Format> {
+    let format = format.as_texels().filter(|_| gpu.caps().prefers_texels)?;
+    texel_items(format, k).iter().all(|&items| items <= MAX_EXTENT).then_some(format)
 }
 
 fn max_texel_blocks(format: Format, k: u32) -> u64 {

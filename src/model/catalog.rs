@@ -153,7 +153,7 @@ impl CatalogEntry {
                     quant: Some(info.quant),
                     bytes: Some(info.file_bytes),
                     context: Some(info.context),
-                    problem: model.unsupported_on_gpu().err().map(|e| e.to_string()),
+                    problem: None,
                 }
             }
             Err(e) => CatalogEntry {

@@ -221,24 +221,6 @@ impl Model {
         }
     }
 
-    /// Refuses by name a weight that can be read but has no GPU kernel. Call it before an adapter is opened.
-    pub fn unsupported_on_gpu(&self) -> Result<(), ModelError> {
-        if self.spec.block.attention_softcap.is_some() {
-            let fault = format!("architecture `{}` with a soft cap in attention cannot be run yet", self.spec.arch);
-            return Err(ModelError::unsupported(&self.info.path, fault));
-        }
-        for role in self.spec.roles() {
-            if let Some(located) = self.locate_role(role)?
-                && !located.dtype.is_supported_on_gpu()
-            {
-                let (name, dtype) = (located.source.name, located.dtype);
-                let fault = format!("tensor {name} has type {dtype}, which cannot be run yet");
-                return Err(ModelError::unsupported(&self.info.path, fault));
-            }
-        }
-        Ok(())
-    }
-
     /// The name that the tensor for `role` has in this model's files; several roles may share one.
     pub fn tensor_name(&self, role: WeightRole) -> String {
         self.source(role).name

@@ -10,6 +10,7 @@
 pub mod arch;
 pub mod catalog;
 pub mod checkpoint;
+pub mod coded;
 pub mod dtype;
 pub mod error;
 pub mod files;

@@ -2,9 +2,11 @@
 //!
 //! Guarantees: the results equal ggml's and gguf-py's bit for bit (the same products in the same order, without fused
 //! multiply-add). Formats: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md> and ggml's `ggml-common.h`.
-//! Layout of a block: `d` and `m` (or `dmin`) are f16 scales, low nibbles come before high nibbles.
+//! Layout of a block: `d` and `m` (or `dmin`) are f16 scales, low nibbles come before high nibbles. Types with a codebook
+//! are read by [`super::coded`].
 //! It does not attempt speed: kernels do that, and are tested against this.
 
+use super::coded;
 use super::dtype::DType;
 use half::{bf16, f16};
 
@@ -19,9 +21,6 @@ pub struct QuantError {
     pub bytes: usize,
 }
 
-/// The 16 code points of IQ4_NL and IQ4_XS.
-pub const IQ4_CODES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-
 /// Dequantises whole blocks into `out`. `bytes` must hold exactly `out.len()` elements of `dtype`.
 pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     let expected = dtype.bytes(out.len() as u64);
@@ -33,26 +32,29 @@ pub fn dequantize(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<(), Qua
             bytes: bytes.len(),
         });
     }
-    let block: fn(&[u8], &mut [f32]) = match dtype {
-        DType::F32 => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
-        DType::F16 => |b, y| y[0] = half_at(b, 0),
-        DType::BF16 => |b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-        DType::Q8_0 => q8_0,
-        DType::Q4_0 => q4_0,
-        DType::Q4_1 => q4_1,
-        DType::Q5_0 => q5_0,
-        DType::Q5_1 => q5_1,
-        DType::Q2_K => q2_k,
-        DType::Q3_K => q3_k,
-        DType::Q4_K => q4_k,
-        DType::Q5_K => q5_k,
-        DType::Q6_K => q6_k,
-        DType::IQ4_NL => iq4_nl,
-        DType::IQ4_XS => iq4_xs,
+    let block: fn(DType, &[u8], &mut [f32]) = match dtype {
+        DType::F32 => |_, b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        DType::F16 => |_, b, y| y[0] = half_at(b, 0),
+        DType::BF16 => |_, b, y| y[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+        DType::Q8_0 => |_, b, y| q8_0(b, y),
+        DType::Q4_0 => |_, b, y| q4_0(b, y),
+        DType::Q4_1 => |_, b, y| q4_1(b, y),
+        DType::Q5_0 => |_, b, y| q5_0(b, y),
+        DType::Q5_1 => |_, b, y| q5_1(b, y),
+        DType::Q2_K => |_, b, y| q2_k(b, y),
+        DType::Q4_K => |_, b, y| q4_k(b, y),
+        DType::Q5_K => |_, b, y| q5_k(b, y),
+        DType::Q6_K => |_, b, y| q6_k(b, y),
+        DType::Int4(_) => {
+            |_, b, y| spanned(b, y, |codes, i| f32::from((codes[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4)) & 15))
+        }
+        DType::Int8(_) => |_, b, y| spanned(b, y, |codes, i| f32::from(codes[i] as i8)),
+        DType::Float8(_) => |_, b, y| spanned(b, y, |codes, i| e4m3(codes[i])),
+        _ => coded::dequantize,
     };
     let blocks = bytes.chunks_exact(dtype.block_bytes());
     for (b, y) in blocks.zip(out.chunks_exact_mut(dtype.block_elements())) {
-        block(b, y);
+        block(dtype, b, y);
     }
     Ok(())
 }
@@ -70,17 +72,48 @@ pub fn first_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     let finite: fn(&[u8]) -> bool = match dtype {
         DType::F32 => |b| b[3] & 0x7f != 0x7f || b[2] & 0x80 == 0,
         DType::BF16 => |b| b[1] & 0x7f != 0x7f || b[0] & 0x80 == 0,
-        DType::F16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4_NL | DType::IQ4_XS => |b| half_finite(b, 0),
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => |b| half_finite(b, 0) && half_finite(b, 2),
         DType::Q2_K => |b| half_finite(b, 80) && half_finite(b, 82),
         DType::Q3_K => |b| half_finite(b, 108),
         DType::Q6_K => |b| half_finite(b, 208),
+        DType::TQ1_0 => |b| half_finite(b, 52),
+        DType::TQ2_0 => |b| half_finite(b, 64),
+        DType::IQ1_M => |b| coded::iq1_m_factor(b).is_finite(),
+        // Twelve times 2^(253 - 128) leaves the range of f32.
+        DType::MXFP4 => |b| b[0] < 253,
+        DType::NVFP4 => |_| true,
+        DType::Int4(_) | DType::Int8(_) => |b| float_at(b, 0).is_finite() && float_at(b, 4).is_finite(),
+        DType::Float8(_) => {
+            |b| float_at(b, 0).is_finite() && float_at(b, 4).is_finite() && b[8..].iter().all(|c| c & 127 != 127)
+        }
+        _ => |b| half_finite(b, 0),
     };
     bytes.chunks_exact(dtype.block_bytes()).position(|b| !finite(b))
 }
 
 fn half_finite(b: &[u8], at: usize) -> bool {
     b[at + 1] & 0x7c != 0x7c
+}
+
+fn float_at(b: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+/// An 8-bit float with 4 bits of exponent (bias 7) and 3 of mantissa, without infinities; 127 and 255 are no numbers.
+pub fn e4m3(b: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(b >> 3 & 15), f32::from(b & 7));
+    let magnitude = match (exponent, b & 127) {
+        (_, 127) => f32::NAN,
+        (0, _) => mantissa * (1.0 / 512.0),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent - 10),
+    };
+    if b < 128 { magnitude } else { -magnitude }
+}
+
+// f32 scale, f32 minimum, codes
+fn spanned(b: &[u8], y: &mut [f32], code: impl Fn(&[u8], usize) -> f32) {
+    let (scale, minimum) = (float_at(b, 0), float_at(b, 4));
+    y.iter_mut().enumerate().for_each(|(i, y)| *y = scale * code(&b[8..], i) + minimum);
 }
 
 fn half_at(b: &[u8], at: usize) -> f32 {
@@ -155,24 +188,6 @@ fn q2_k(b: &[u8], y: &mut [f32]) {
     }
 }
 
-// high bit mask [32], 2-bit[256], 6-bit scales[16] in 12 bytes, d. A cleared high bit subtracts 4.
-fn q3_k(b: &[u8], y: &mut [f32]) {
-    let (mask, qs, packed) = (&b[..32], &b[32..96], &b[96..108]);
-    let d = half_at(b, 108);
-    for (group, y) in y.chunks_exact_mut(16).enumerate() {
-        let low = if group < 8 { packed[group] & 15 } else { packed[group - 8] >> 4 };
-        let high = (packed[8 + group % 4] >> (2 * (group / 4))) & 3;
-        let scale = d * (f32::from(low | (high << 4)) - 32.0);
-        let (half, plane, sub) = (group / 8, group / 2 % 4, group % 2);
-        for (i, y) in y.iter_mut().enumerate() {
-            let column = sub * 16 + i;
-            let code = (qs[half * 32 + column] >> (2 * plane)) & 3;
-            let bit = (mask[column] >> (half * 4 + plane)) & 1;
-            *y = scale * (f32::from(code) - if bit == 1 { 0.0 } else { 4.0 });
-        }
-    }
-}
-
 /// The 6-bit scale and min of 32-group `group`, as Q4_K and Q5_K pack eight of each into 12 bytes.
 pub fn scale_min_k4(packed: &[u8], group: usize) -> (u8, u8) {
     if group < 4 {
@@ -226,50 +241,11 @@ fn q6_k(b: &[u8], y: &mut [f32]) {
     }
 }
 
-// d, nibble[32] into IQ4_CODES
-fn iq4_nl(b: &[u8], y: &mut [f32]) {
-    let d = half_at(b, 0);
-    for (i, &q) in b[2..18].iter().enumerate() {
-        y[i] = d * f32::from(IQ4_CODES[usize::from(q & 15)]);
-        y[i + 16] = d * f32::from(IQ4_CODES[usize::from(q >> 4)]);
-    }
-}
-
-// d, high 2 bits of 8 scales (u16), low 4 bits of 8 scales (4 bytes), nibble[256] in 32-blocks as IQ4_NL
-fn iq4_xs(b: &[u8], y: &mut [f32]) {
-    let d = half_at(b, 0);
-    let high = u16::from_le_bytes([b[2], b[3]]);
-    for (group, y) in y.chunks_exact_mut(32).enumerate() {
-        let low = (b[4 + group / 2] >> (4 * (group % 2))) & 15;
-        let scale = d * (f32::from(low | (((high >> (2 * group)) & 3) << 4) as u8) - 32.0);
-        for (i, &q) in b[8 + group * 16..][..16].iter().enumerate() {
-            y[i] = scale * f32::from(IQ4_CODES[usize::from(q & 15)]);
-            y[i + 16] = scale * f32::from(IQ4_CODES[usize::from(q >> 4)]);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: [DType; 15] = [
-        DType::F32,
-        DType::F16,
-        DType::BF16,
-        DType::Q8_0,
-        DType::Q4_0,
-        DType::Q4_1,
-        DType::Q5_0,
-        DType::Q5_1,
-        DType::Q2_K,
-        DType::Q3_K,
-        DType::Q4_K,
-        DType::Q5_K,
-        DType::Q6_K,
-        DType::IQ4_NL,
-        DType::IQ4_XS,
-    ];
+    use crate::model::dtype::GGUF_TYPES as ALL;
 
     #[test]
     fn wrong_lengths_are_refused() {

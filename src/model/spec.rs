@@ -21,8 +21,8 @@ pub struct ModelSpec {
     pub max_position: u32,
     pub rms_eps: f32,
     pub rope: RopeSpec,
-    /// RMSNorm over each head of Q and K before rope (qwen3).
-    pub qk_norm: bool,
+    /// Of Q and K, before rope.
+    pub qk_norm: QkNorm,
     pub q_bias: bool,
     pub k_bias: bool,
     pub v_bias: bool,
@@ -62,6 +62,9 @@ pub struct BlockSpec {
     pub attention_scale: Option<f32>,
     /// Scores are bounded by `c * tanh(score / c)` before the softmax (gemma2).
     pub attention_softcap: Option<f32>,
+    /// Each head has one more logit, without a key or a value, in its softmax (gpt-oss).
+    #[serde(default)]
+    pub has_sinks: bool,
     /// Multiplies the logits (cohere; granite's divisor inverted).
     pub logit_scale: f32,
     /// Logits are bounded by `c * tanh(logit / c)` (gemma2).
@@ -85,6 +88,7 @@ impl BlockSpec {
         residual_scale: 1.0,
         attention_scale: None,
         attention_softcap: None,
+        has_sinks: false,
         logit_scale: 1.0,
         logit_softcap: None,
         head_bias: false,
@@ -130,6 +134,18 @@ pub enum NormPlacement {
     BeforeAndAfter,
     /// Only on what each adds to the hidden state (olmo2).
     After,
+}
+
+/// How Q and K are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QkNorm {
+    None,
+    /// RMSNorm over each head, all heads with the same gain (qwen3).
+    Head,
+    /// RMSNorm over all heads together (olmo2).
+    Width,
+    /// LayerNorm without bias over each head, each with a gain of its own (cohere).
+    LayerPerHead,
 }
 
 /// What the MLP reads and how a block's parts add up.
@@ -230,6 +246,8 @@ pub enum WeightRole {
     OBias(u32),
     QNorm(u32),
     KNorm(u32),
+    /// One logit per head (gpt-oss).
+    Sinks(u32),
     PostAttnNorm(u32),
     FfnNorm(u32),
     FfnNormBias(u32),
@@ -305,6 +323,16 @@ impl ModelSpec {
         }
     }
 
+    fn qk_norm_shape(&self, num_heads: u32) -> (bool, Vec<u64>) {
+        let (heads, dim) = (u64::from(num_heads), u64::from(self.head_dim));
+        match self.qk_norm {
+            QkNorm::None => (false, vec![dim]),
+            QkNorm::Head => (true, vec![dim]),
+            QkNorm::Width => (true, vec![heads * dim]),
+            QkNorm::LayerPerHead => (true, vec![heads, dim]),
+        }
+    }
+
     /// What multiplies q·k.
     pub fn attention_scale(&self) -> f64 {
         self.block.attention_scale.map_or_else(|| 1.0 / f64::from(self.head_dim).sqrt(), f64::from)
@@ -375,7 +403,7 @@ impl RopeSpec {
 
 impl WeightRole {
     /// The roles of one layer in the order of the forward pass.
-    fn of_layer(layer: u32) -> [WeightRole; 22] {
+    fn of_layer(layer: u32) -> [WeightRole; 23] {
         use WeightRole::*;
         [
             AttnNorm,
@@ -390,6 +418,7 @@ impl WeightRole {
             OBias,
             QNorm,
             KNorm,
+            Sinks,
             PostAttnNorm,
             FfnNorm,
             FfnNormBias,
@@ -435,7 +464,9 @@ impl WeightRole {
             KBias(_) => (spec.k_bias, vec![kv]),
             VBias(_) => (spec.v_bias, vec![kv]),
             OBias(_) => (spec.o_bias, vec![hidden]),
-            QNorm(_) | KNorm(_) => (spec.qk_norm, vec![head_dim]),
+            Sinks(_) => (spec.block.has_sinks, vec![u64::from(spec.num_heads)]),
+            QNorm(_) => spec.qk_norm_shape(spec.num_heads),
+            KNorm(_) => spec.qk_norm_shape(spec.num_kv_heads),
             Gate(_) => (is_gated, vec![ffn, hidden]),
             Up(_) => (true, vec![ffn, hidden]),
             Down(_) => (true, vec![hidden, ffn]),
@@ -451,7 +482,7 @@ impl WeightRole {
         use WeightRole::*;
         match self {
             TokenEmbedding | PositionEmbedding | OutputNorm | OutputNormBias | LmHead | HeadBias => None,
-            AttnNormBias(l) | PostAttnNorm(l) | FfnNormBias(l) | PostFfnNorm(l) => Some(l),
+            AttnNormBias(l) | Sinks(l) | PostAttnNorm(l) | FfnNormBias(l) | PostFfnNorm(l) => Some(l),
             AttnNorm(l) | Q(l) | K(l) | V(l) | O(l) | QBias(l) | KBias(l) | VBias(l) | OBias(l) | QNorm(l)
             | KNorm(l) | FfnNorm(l) | Gate(l) | Up(l) | Down(l) | GateBias(l) | UpBias(l) | DownBias(l) => Some(l),
         }

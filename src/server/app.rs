@@ -4,11 +4,14 @@
 //! engine.
 
 use super::error::{ApiError, ApiResult};
+use super::metrics::Metrics;
 use super::options::ServerOptions;
+use crate::constrain::GrammarCompiler;
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
 use crate::ids::RequestId;
 use crate::protocol::OwnerTag;
+use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,6 +24,7 @@ pub type App = Arc<AppState>;
 pub struct AppState {
     pub engine: EngineHandle,
     pub options: ServerOptions,
+    pub metrics: Arc<Metrics>,
     /// When the server started, in seconds since 1970.
     pub created: u64,
     started: Instant,
@@ -28,6 +32,8 @@ pub struct AppState {
     under_way: Mutex<UnderWay>,
     /// Steps that the engine had made when it last moved, and when that was, in milliseconds since the start.
     progress: (AtomicU64, AtomicU64),
+    /// Of the model whose tokenizer stands beside it; made when it is first wanted.
+    compiler: Mutex<Option<(Arc<Tokenizer>, Arc<GrammarCompiler>)>>,
 }
 
 #[derive(Default)]
@@ -52,11 +58,13 @@ impl AppState {
         Arc::new(AppState {
             engine,
             options,
+            metrics: Arc::new(Metrics::new()),
             created: unix_seconds(),
             started: Instant::now(),
             is_draining: AtomicBool::new(false),
             under_way: Mutex::new(UnderWay::default()),
             progress: (AtomicU64::new(0), AtomicU64::new(0)),
+            compiler: Mutex::new(None),
         })
     }
 
@@ -83,6 +91,21 @@ impl AppState {
                 .with_param("model")
                 .with_code("model_not_found")),
         }
+    }
+
+    /// What compiles grammars for the model. It may take a while: not on a thread that serves others.
+    pub fn compiler(&self, model: &LoadedModel) -> ApiResult<Arc<GrammarCompiler>> {
+        let mut known = lock(&self.compiler);
+        if let Some((tokenizer, compiler)) = &*known
+            && Arc::ptr_eq(tokenizer, &model.tokenizer)
+        {
+            return Ok(compiler.clone());
+        }
+        let compiler = GrammarCompiler::new(&model.tokenizer, model.vocab_size, &model.eos_token_ids)
+            .map_err(|e| ApiError::bad_request(format!("outputs of this model cannot follow a grammar: {e}")))?;
+        let compiler = Arc::new(compiler);
+        *known = Some((model.tokenizer.clone(), compiler.clone()));
+        Ok(compiler)
     }
 
     /// Admits one request of a caller: 503 while the server drains, 429 beyond the limit of its key.
@@ -128,8 +151,9 @@ impl AppState {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    /// Notes whether the engine moves; called about once a second.
+    /// Notes whether the engine moves, and what its steps did; called about once a second.
     pub fn watch_progress(&self) {
+        self.metrics.read_steps(&self.engine.telemetry());
         let steps = self.engine.step_totals().steps;
         let is_free = self.num_under_way() == 0 || self.engine.is_paused();
         if is_free || self.progress.0.swap(steps, Ordering::Relaxed) != steps {

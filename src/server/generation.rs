@@ -4,13 +4,14 @@
 
 use super::app::{App, Caller, UnderWayGuard};
 use super::error::{ApiError, ApiResult};
+use super::metrics::RunMeter;
 use crate::engine::Run;
-use crate::protocol::{EngineEvent, GenerateRequest};
+use crate::protocol::{EngineEvent, GenerateRequest, OutputRules};
 use std::task::{Context, Poll};
 
 /// One or several runs under way.
 pub struct Generation {
-    runs: Vec<Run>,
+    runs: Vec<(Run, RunMeter)>,
     /// The run to look at first, so that none waits behind a busy one.
     next: usize,
     /// Counts the request as under way, and gives its runs names to be aborted by.
@@ -23,15 +24,22 @@ impl Generation {
         app: &App,
         caller: &Caller,
         response_id: &str,
-        requests: Vec<GenerateRequest>,
+        requests: Vec<(GenerateRequest, OutputRules)>,
         prompt_field: &'static str,
     ) -> ApiResult<Generation> {
         let mut guard = app.admit(caller)?;
         let mut runs = Vec::with_capacity(requests.len());
-        for request in requests {
-            runs.push(app.engine.submit(request).map_err(|e| ApiError::of_run(&e, prompt_field))?);
+        for (request, rules) in requests {
+            let meter = RunMeter::new(app.metrics.clone(), &request);
+            match app.engine.submit_with(request, rules) {
+                Ok(run) => runs.push((run, meter)),
+                Err(error) => {
+                    meter.refuse();
+                    return Err(ApiError::of_run(&error, prompt_field));
+                }
+            }
         }
-        let ids = runs.iter().map(Run::id).collect();
+        let ids = runs.iter().map(|(run, _)| run.id()).collect();
         guard.name([caller.request_id.clone(), response_id.to_owned()], ids);
         Ok(Generation { runs, next: 0, _guard: guard })
     }
@@ -54,8 +62,10 @@ impl Generation {
         let num_runs = self.runs.len();
         let mut is_over = true;
         for i in (0..num_runs).map(|i| (self.next + i) % num_runs) {
-            match self.runs[i].poll_recv(cx) {
+            let (run, meter) = &mut self.runs[i];
+            match run.poll_recv(cx) {
                 Poll::Ready(Some(event)) => {
+                    meter.observe(&event);
                     self.next = (i + 1) % num_runs;
                     return Poll::Ready(Some((i, event)));
                 }

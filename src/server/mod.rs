@@ -7,7 +7,7 @@
 //!
 //! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
-//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`reducer`], [`sse`], then a file per
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`reducer`], [`sse`], [`metrics`], then a file per
 //! endpoint.
 
 pub mod app;
@@ -18,7 +18,9 @@ mod generation;
 mod guard;
 mod health;
 mod logprobs;
+mod metrics;
 mod models;
+mod observe;
 pub mod options;
 mod parse;
 mod prepare;
@@ -27,6 +29,7 @@ mod reducer;
 mod routes;
 mod run;
 mod sse;
+mod structured;
 mod tokens;
 mod wire;
 

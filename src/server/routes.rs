@@ -2,7 +2,7 @@
 
 use super::app::App;
 use super::error::ApiError;
-use super::{chat, completions, guard, health, models, tokens};
+use super::{chat, completions, guard, health, models, observe, tokens};
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
@@ -29,6 +29,9 @@ pub fn router(app: App) -> Router {
         .route("/health/generate", get(health::generate))
         .route("/ping", get(health::ready).post(health::ready))
         .route("/version", get(health::version))
+        .route("/metrics", get(observe::metrics))
+        .route("/kvasir/v1/state", get(observe::state))
+        .route("/kvasir/v1/steps", get(observe::steps))
         .route("/load", get(health::load))
         .route("/v1/loads", get(health::loads))
         .route("/is_sleeping", get(health::is_sleeping))

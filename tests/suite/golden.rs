@@ -13,7 +13,7 @@ use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
 use safetensors::SafeTensors;
 
-use crate::support::{core_fixtures, default_model, files_with_extension, fixtures, require_gpu};
+use crate::support::{core_fixtures, default_model, files_with_extension, fixtures, folders, require_gpu};
 
 /// max |difference| / max |logit| in the reference mode: far above the noise of reordering (6e-6), below the effect of
 /// a wrong GELU (1.3e-4).
@@ -26,7 +26,7 @@ const INT8: f32 = 6e-2;
 const INT8_KL: f64 = 4e-3;
 
 /// Folders under `tiny/` of the families that load.
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 14] = [
     "llama",
     "llama_tied_llama3rope",
     "llama_yarn",
@@ -34,6 +34,7 @@ const FAMILIES: [&str; 13] = [
     "mistral_swa",
     "qwen2_sharded",
     "qwen3_bf16",
+    "gemma2",
     "gemma3_text",
     "phi3_f16",
     "gpt2",
@@ -42,7 +43,8 @@ const FAMILIES: [&str; 13] = [
     "starcoder2",
 ];
 /// Folders under `gguf/` of the types that load on the GPU.
-const TYPES: [&str; 10] = ["bf16", "f16", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
+const TYPES: [&str; 13] =
+    ["bf16", "f16", "iq4_nl", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
 /// A model with its reference.
 struct Case {
@@ -114,7 +116,14 @@ fn cases() -> Vec<Case> {
     let root = fixtures();
     let tiny = FAMILIES.iter().filter_map(|name| case(&root, "tiny", name));
     let gguf = TYPES.iter().filter_map(|name| case(&root, "gguf", name));
-    tiny.chain(gguf).collect()
+    let families = family_folders().into_iter().filter_map(|name| case(&core_fixtures(), "families", &name));
+    tiny.chain(gguf).chain(families).collect()
+}
+
+/// Names of the small checkpoints that only the core fixtures have.
+fn family_folders() -> Vec<String> {
+    let found = folders(&core_fixtures().join("families"));
+    found.iter().map(|f| f.file_name().expect("a folder has a name").to_string_lossy().into_owned()).collect()
 }
 
 /// An executor for this model, or `None` (with a line printed) where there is no adapter.

@@ -8,8 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, attention_work, copy_blocks, embed, logit_cap, matmul, mlp, norm, quantise, rope_kv_write, sample,
-    step_meta, variants,
+    attention, attention_work, copy_blocks, embed, heads_norm, logit_cap, matmul, mlp, norm, quantise, rope_kv_write,
+    sample, step_meta, variants,
 };
 
 struct Variant {
@@ -121,9 +121,10 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
     let product = || mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias);
     let logits = || mirror!(sample::Params: vocab stride);
     BTreeMap::from([
-        ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride)),
+        ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride softcap)),
         ("logprobs", logits()),
         ("penalties", logits()),
+        ("mask", logits()),
         ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
         ("sample", logits()),
         ("copy_blocks", mirror!(copy_blocks::Params: words)),
@@ -132,6 +133,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("matmul_i8", product()),
         ("norm", mirror!(norm::Params: k stride eps scale)),
         ("quantise", mirror!(quantise::Params: stride)),
+        ("heads_norm", mirror!(heads_norm::Params: q_len k_len num_q num_segments stride eps)),
         ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride)),
         ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])

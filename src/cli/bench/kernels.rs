@@ -96,7 +96,8 @@ const ATTENTION: [(u32, u32, u32); 7] =
     [(1, 64, 0), (1, 1024, 0), (1, 4096, 0), (8, 1152, 1024), (32, 1152, 1024), (8, 2176, 2048), (32, 2176, 2048)];
 
 fn attentions(gpu: &Gpu, budget: Duration, figures: &mut Vec<Figure>) -> Result<(), CliError> {
-    let shape = Shape { num_heads: 9, num_kv_heads: 3, head_dim: 64, kv: KvFormat::F16 };
+    let shape =
+        Shape { num_heads: 9, num_kv_heads: 3, head_dim: 64, kv: KvFormat::F16, softcap: None, has_sinks: false };
     for (rows, context, shared) in ATTENTION {
         let ways = [("whole", Take::Never, Take::Never), ("split", Take::Always, Take::Never)];
         let shares = [("shared prefix", Take::Never, Take::Always)];

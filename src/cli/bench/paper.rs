@@ -4,6 +4,7 @@ use crate::cli::error::{CliResult, Exit};
 use crate::cli::out;
 use crate::sim::paper::lengths::{ALPACA, SHAREGPT};
 use crate::sim::paper::memory::{POOL_SHARE, TAX_NUM_SEQS, Tax};
+use crate::sim::paper::sharing::{Saving, ZIPF_EXPONENT};
 use crate::sim::paper::{self, BLOCK_SIZE, NUM_SLOTS, PaperReport, UsefulKv, latency};
 use serde_json::{Value, json};
 
@@ -49,6 +50,9 @@ fn to_json(report: &PaperReport) -> Value {
     };
     let mut useful_kv = useful(&report.useful_sharegpt);
     useful_kv["alpaca"] = useful(&report.useful_alpaca);
+    let by_width = |savings: &[Saving]| {
+        savings.iter().map(|s| (s.width.to_string(), json!(s.saving))).collect::<serde_json::Map<_, _>>()
+    };
     let tax = |tax: &Tax| json!(tax);
     json!({
         "seed": report.seed,
@@ -57,6 +61,10 @@ fn to_json(report: &PaperReport) -> Value {
         "kv_slots": NUM_SLOTS,
         "block_size": BLOCK_SIZE,
         "useful_kv": useful_kv,
+        "parallel_sampling_saving": {
+            "sharegpt": by_width(&report.parallel_sharegpt), "alpaca": by_width(&report.parallel_alpaca),
+        },
+        "beam_saving": { "sharegpt": by_width(&report.beam_sharegpt), "alpaca": by_width(&report.beam_alpaca) },
         "static_vs_continuous_steps": {
             "uniform": report.uniform, "exponential": report.exponential, "fixed": report.fixed,
         },
@@ -73,6 +81,8 @@ fn to_json(report: &PaperReport) -> Value {
         "paper": {
             "useful_kv": { "paged": 0.963, "reserve_max": 0.204, "reserve_pow2": 0.268, "reserve_oracle": 0.382 },
             "concurrency_ratio": 30.42 / 7.0,
+            "parallel_sampling_saving": { "sharegpt": [0.162, 0.305], "alpaca": [0.061, 0.098] },
+            "beam_saving": { "sharegpt": [0.443, 0.663], "alpaca": [0.376, 0.552] },
         },
     })
 }
@@ -103,6 +113,16 @@ fn to_text(report: &PaperReport) -> String {
         useful.reserve_max.mean_running
     );
     rows.push(row(["requests at once against max reservation", &running, "4.35x (30.42 / 7.00)"]));
+    for (what, savings, paper) in [
+        ("parallel sampling saves, ShareGPT", &report.parallel_sharegpt, ["16.2 %", "", "30.5 %"]),
+        ("parallel sampling saves, Alpaca", &report.parallel_alpaca, ["6.1 %", "", "9.8 %"]),
+        ("beam search saves, ShareGPT", &report.beam_sharegpt, ["44.3 %", "", "66.3 %"]),
+        ("beam search saves, Alpaca", &report.beam_alpaca, ["37.6 %", "", "55.2 %"]),
+    ] {
+        for (saving, paper) in savings.iter().zip(paper) {
+            rows.push(row([&format!("{what}, {} sequences", saving.width), &percent(saving.saving), paper]));
+        }
+    }
     for (name, steps) in [
         ("U(1, 256), batch 16", &report.uniform),
         ("exponential, batch 8", &report.exponential),
@@ -132,10 +152,13 @@ fn to_text(report: &PaperReport) -> String {
     format!(
         "{}\n{}\n{}\nUseful KV: slots that hold a running request's tokens, as a share of the slots that requests hold and of the \
          whole pool of {NUM_SLOTS},\nover the steps in which requests wait for memory. What a reservation cannot use is lost to \
-         the gaps; free blocks wait for whoever grows.\nMilliseconds are modelled: {} per step and {} per token. Seed {}, {} requests.\n",
+         the gaps; free blocks wait for whoever grows.\nBeams are ranked over made-up candidates: log-probability falls by a ln(rank), a drawn evenly from {} to {} for each beam and \
+         step.\nMilliseconds are modelled: {} per step and {} per token. Seed {}, {} requests.\n",
         out::table(&rows),
         SHAREGPT.describe(),
         ALPACA.describe(),
+        ZIPF_EXPONENT.0,
+        ZIPF_EXPONENT.1,
         latency::STEP_MS,
         latency::TOKEN_MS,
         report.seed,

@@ -12,9 +12,11 @@ use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
+use crate::kernels::heads_norm::{self, HeadsNorm};
 use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
+use crate::kernels::mask::Mask;
 use crate::kernels::matmul::{self, Matmul};
 use crate::kernels::mlp::Mlp;
 use crate::kernels::norm::{Kind, Norm, Target};
@@ -26,7 +28,7 @@ use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::memory;
 use crate::model::rope;
-use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, Residual, RopePairing, RopeSpec};
+use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, QkNorm, Residual, RopePairing, RopeSpec};
 
 /// What a step is recorded for.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,7 @@ pub struct StepShape {
     pub num_logits: u32,
     pub attention: WorkCounts,
     pub has_penalties: bool,
+    pub has_masks: bool,
     pub has_logprobs: bool,
 }
 
@@ -43,6 +46,8 @@ struct Layer {
     /// What attention's input passes through: a norm, or a copy in the forms that are read.
     attn_norm: Vec<Norm>,
     qkv: Vec<Matmul>,
+    /// Where the q and k norm is not rope's own.
+    qk_norm: Option<HeadsNorm>,
     rope: RopeKvWrite,
     attention: Attention,
     /// Where attention cannot quantise its own output.
@@ -69,6 +74,7 @@ pub struct Forward {
     head: Matmul,
     logit_cap: Option<LogitCap>,
     penalties: Penalties,
+    mask: Mask,
     sample: Sample,
     logprobs: Logprobs,
     /// f32 `[max_logits, logits_stride]`
@@ -162,6 +168,7 @@ impl Forward {
         for layer in &self.layers {
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
+            layer.qk_norm.iter().for_each(|k| k.record(recording, n));
             layer.rope.record(recording, n);
             layer.attention.record(recording, shape.attention);
             if let Some(quantise) = &layer.quantise_attended {
@@ -195,6 +202,9 @@ impl Forward {
         if shape.has_penalties {
             self.penalties.record(recording, shape.num_logits);
         }
+        if shape.has_masks {
+            self.mask.record(recording, shape.num_logits);
+        }
         self.sample.record(recording, shape.num_logits);
         if shape.has_logprobs {
             self.logprobs.record(recording, shape.num_logits);
@@ -209,6 +219,7 @@ impl Forward {
                 num_logits: tokens.min(self.max_logits),
                 attention: WorkCounts::some(tokens),
                 has_penalties: true,
+                has_masks: true,
                 has_logprobs: true,
             };
             self.record_copies(recording, 1);
@@ -220,7 +231,7 @@ impl Forward {
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
     fn forms(&self, matrix: &PackedMatrix) -> Forms {
-        if matrix.format.is_quantised() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
+        if matrix.format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
     }
 
     fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {
@@ -279,7 +290,7 @@ impl Builder<'_> {
             head_dim: self.spec.head_dim,
             rotary_dim: self.spec.rope.rotary_dim,
             interleaved: self.spec.rope.pairing == RopePairing::Interleaved,
-            qk_norm: self.spec.qk_norm,
+            qk_norm: self.spec.qk_norm == QkNorm::Head,
             kv: self.cfg.kv,
         }
     }
@@ -337,8 +348,9 @@ impl Builder<'_> {
         Ok(Layer {
             attn_norm: self.norm(weights.attn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
+            qk_norm: self.heads_norm(weights, scratch)?,
             rope: self.rope(weights, scratch, table, (&k_cache, &v_cache))?,
-            attention: self.attention(l, scratch, (&k_cache, &v_cache))?,
+            attention: self.attention(l, weights, scratch, (&k_cache, &v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
             o: self.matmul(&weights.o, &scratch.attended, (target.0, stride(hidden)), target.1)?,
             add_attended: self.add_branch(weights.post_attn_norm.as_ref(), scratch)?,
@@ -434,6 +446,21 @@ impl Builder<'_> {
         Ok(Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?)
     }
 
+    /// The q and k norms that are wider than rope's lanes.
+    fn heads_norm(&mut self, weights: &LayerWeights, scratch: &Scratch) -> Result<Option<HeadsNorm>, LoadError> {
+        let Some(gains) = weights.qk_gains.as_ref().filter(|_| self.spec.qk_norm != QkNorm::Head) else {
+            return Ok(None);
+        };
+        let shape = heads_norm::Shape {
+            num_heads: self.spec.num_heads,
+            num_kv_heads: self.spec.num_kv_heads,
+            head_dim: self.spec.head_dim,
+            is_layer_per_head: self.spec.qk_norm == QkNorm::LayerPerHead,
+        };
+        let (stride, eps) = (self.rope_shape().qkv_stride(), self.spec.rms_eps);
+        Ok(Some(HeadsNorm::new(&mut self.context(), &shape, (stride, eps), &gains.whole(), &scratch.qkv)?))
+    }
+
     fn rope(
         &mut self,
         weights: &LayerWeights,
@@ -442,7 +469,7 @@ impl Builder<'_> {
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<RopeKvWrite, LoadError> {
         let (shape, numbers) = (self.rope_shape(), (self.spec.rms_eps, self.spec.attention_scale()));
-        let gains = weights.qk_gains.as_ref().map(Buffer::whole);
+        let gains = weights.qk_gains.as_ref().filter(|_| shape.qk_norm).map(Buffer::whole);
         let (qkv, q) = (&scratch.qkv, &scratch.q);
         let buffers = rope_kv_write::Buffers { qkv, rope: table, gains: gains.as_ref(), q, k_cache, v_cache };
         Ok(RopeKvWrite::new(&mut self.context(), "rope + kv write", &shape, numbers, &buffers)?)
@@ -451,13 +478,16 @@ impl Builder<'_> {
     fn attention(
         &mut self,
         l: usize,
+        weights: &LayerWeights,
         scratch: &Scratch,
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<Attention, LoadError> {
         let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
         // Attention writes one form; i8 from f32 is a kernel of its own.
         let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
-        let buffers = attention::Buffers { q: &scratch.q, k_cache, v_cache, partials: &scratch.partials, y };
+        let sinks = weights.sinks.as_ref().map(Buffer::whole);
+        let (q, partials, sinks) = (&scratch.q, &scratch.partials, sinks.as_ref());
+        let buffers = attention::Buffers { q, k_cache, v_cache, sinks, partials, y };
         Ok(Attention::new(&mut self.context(), "attention", &shape, window, &buffers)?)
     }
 
@@ -514,6 +544,7 @@ impl Builder<'_> {
             output_norm: self.norm(Some(&weights.output_norm), scratch, &last, RowCount::Logits)?,
             head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
             penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
+            mask: Mask::new(&mut self.context(), params, &logits_all)?,
             sample: Sample::new(&mut self.context(), params, &logits_all, &sampled_all)?,
             logprobs: Logprobs::new(&mut self.context(), params, &logits_all, &sampled_all, &logprobs_all)?,
             logits,
@@ -540,7 +571,14 @@ fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a
 
 /// What attention is compiled for.
 pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
-    attention::Shape { num_heads: spec.num_heads, num_kv_heads: spec.num_kv_heads, head_dim: spec.head_dim, kv: cfg.kv }
+    attention::Shape {
+        num_heads: spec.num_heads,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        kv: cfg.kv,
+        softcap: spec.block.attention_softcap,
+        has_sinks: spec.block.has_sinks,
+    }
 }
 
 /// How each layer's cache lies.

@@ -5,7 +5,7 @@ use super::super::{LoadError, LoadProgress};
 use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
 use crate::kernels::stride;
 use crate::kernels::weights::PackedMatrix;
-use crate::model::spec::{MlpKind, ModelSpec, WeightRole};
+use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
 use crate::model::{Model, TensorView};
 
 /// Rows of a fused projection that share a storage type.
@@ -28,8 +28,10 @@ pub struct LayerWeights {
     /// `None` where the model has no such norm, here and below.
     pub attn_norm: Option<NormWeights>,
     pub qkv: Vec<Part>,
-    /// f32 `[2, head_dim]`: gains of q and k norms.
+    /// Gains of q and k norms: f32 `[2, head_dim]`, or one for each element of q and k.
     pub qk_gains: Option<Buffer>,
+    /// f32 `[num_heads]`, times log2(e).
+    pub sinks: Option<Buffer>,
     pub o: Part,
     pub post_attn_norm: Option<NormWeights>,
     pub ffn_norm: Option<NormWeights>,
@@ -111,7 +113,8 @@ impl Loader<'_> {
         Ok(LayerWeights {
             attn_norm: self.norm("attention norm", WeightRole::AttnNorm(l), Some(WeightRole::AttnNormBias(l)))?,
             qkv: self.fused("qkv", &qkv)?,
-            qk_gains: if spec.qk_norm { Some(self.qk_gains(l)?) } else { None },
+            qk_gains: if spec.qk_norm == QkNorm::None { None } else { Some(self.qk_gains(l)?) },
+            sinks: self.sinks(l)?,
             o: self.part("o", &[(WeightRole::O(l), Some(WeightRole::OBias(l)))], 0)?,
             post_attn_norm: self.norm("norm after attention", WeightRole::PostAttnNorm(l), None)?,
             ffn_norm: self.norm("ffn norm", WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
@@ -188,6 +191,13 @@ impl Loader<'_> {
         let mut gains = floats(&view(self.model, WeightRole::QNorm(l))?)?;
         gains.extend(floats(&view(self.model, WeightRole::KNorm(l))?)?);
         self.floats("qk norm", &gains)
+    }
+
+    /// As attention reads them: its scores are in base 2.
+    fn sinks(&mut self, l: u32) -> Result<Option<Buffer>, LoadError> {
+        let Some(view) = self.model.weight(WeightRole::Sinks(l))? else { return Ok(None) };
+        let sinks: Vec<f32> = floats(&view)?.iter().map(|s| s * std::f32::consts::LOG2_E).collect();
+        self.floats("sinks", &sinks).map(Some)
     }
 
     fn floats(&mut self, name: &str, values: &[f32]) -> Result<Buffer, LoadError> {

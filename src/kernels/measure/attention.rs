@@ -12,7 +12,7 @@ use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::{Class, ParamArena, step_meta};
 
 /// Rows that each decode one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
     pub shape: Shape,
     pub rows: u32,
@@ -80,7 +80,8 @@ pub fn attention(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement
         step_meta: &meta,
         multiply_pairs: KernelContext::prefers_pairs(gpu),
     };
-    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, partials: &partials, y: RowOutput::F32(&y) };
+    let y = RowOutput::F32(&y);
+    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y };
     let bound = Attention::new(&mut ctx, "attention", &shape, None, &buffers)?;
     let seconds = seconds_of(gpu, &mut |recording| bound.record(recording, work.counts), budget)?;
     let bytes = 2 * layout.block_bytes() * u64::from((case.context + 1).div_ceil(BLOCK_SIZE)) * rows;

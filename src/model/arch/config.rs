@@ -4,7 +4,7 @@
 use super::rope_config;
 use crate::model::error::Fault;
 use crate::model::sidecar::token_ids;
-use crate::model::spec::{Activation, BlockSpec, ModelSpec};
+use crate::model::spec::{Activation, BlockSpec, ModelSpec, QkNorm};
 use serde_json::{Map, Value};
 
 /// The object in `config.json`.
@@ -94,6 +94,16 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A list with a flag (or 0 or 1) for each layer.
+    pub fn flags(&self, key: &str, num_layers: u32) -> Result<Option<Vec<bool>>, Fault> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let flag = |v: &Value| v.as_bool().or(v.as_u64().filter(|v| *v < 2).map(|v| v == 1));
+        match value.as_array().filter(|list| list.len() == num_layers as usize) {
+            Some(list) if list.iter().all(|v| flag(v).is_some()) => Ok(Some(list.iter().filter_map(flag).collect())),
+            _ => malformed(format!("{key} must be a list of {num_layers} flags")),
+        }
+    }
+
     /// A whole number of at least 1.
     pub fn count(&self, key: &str) -> Result<Option<u32>, Fault> {
         let Some(value) = self.get(key) else { return Ok(None) };
@@ -177,7 +187,7 @@ impl<'a> Config<'a> {
             max_position,
             rms_eps: self.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             rope,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
             block: BlockSpec { activation, ..BlockSpec::LLAMA },
             q_bias: false,
             k_bias: false,

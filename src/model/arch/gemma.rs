@@ -1,5 +1,5 @@
-//! Gemma 2 and 3 (text): norms before and after, gains stored less 1, GeGLU, scaled embeddings; Gemma 2 with soft caps,
-//! Gemma 3 with q and k norms and another rope in its windowed layers.
+//! Gemma 1 to 3 (text): gains stored less 1, GeGLU, scaled embeddings; from 2 on norms before and after; Gemma 2 with soft
+//! caps, Gemma 3 with q and k norms and another rope in its windowed layers.
 
 use super::config::{Config, Defaults};
 use super::metadata::Metadata;
@@ -8,7 +8,17 @@ use super::source::Source;
 use super::{Family, names};
 use crate::model::error::{Fault, ModelError};
 use crate::model::spec::{
-    Activation, BlockSpec, ModelSpec, NormPlacement, RopePairing, RopeScaling, RopeSpec, WeightRole,
+    Activation, BlockSpec, ModelSpec, NormPlacement, QkNorm, RopePairing, RopeScaling, RopeSpec, WeightRole,
+};
+
+pub const GEMMA: Family = Family {
+    name: "gemma",
+    hf_class: "GemmaForCausalLM",
+    gguf_name: Some("gemma"),
+    spec_of_config: |config| Ok(first(base(config, "gemma")?)),
+    spec_of_gguf: |metadata| Ok(first(gguf_base(metadata, "gemma", 1)?)),
+    hf_tensor,
+    gguf_tensor: names::gguf,
 };
 
 pub const GEMMA2: Family = Family {
@@ -33,6 +43,12 @@ pub const GEMMA3: Family = Family {
 
 fn block() -> BlockSpec {
     BlockSpec { norm_placement: NormPlacement::BeforeAndAfter, activation: Activation::GeluTanh, ..BlockSpec::LLAMA }
+}
+
+/// Gemma 1: norms before alone, scores scaled by the head dim.
+fn first(spec: ModelSpec) -> ModelSpec {
+    let block = BlockSpec { norm_placement: NormPlacement::Before, attention_scale: None, ..spec.block };
+    ModelSpec { block, ..spec }
 }
 
 fn gemma2_of_config(config: &Config) -> Result<ModelSpec, Fault> {
@@ -61,7 +77,7 @@ fn gemma3_of_config(config: &Config) -> Result<ModelSpec, Fault> {
     }
     let windowed = rope_config::windowed(config, &spec.rope, spec.max_position)?;
     let block = BlockSpec { windowed_rope: Some(windowed), ..spec.block };
-    Ok(ModelSpec { windows, qk_norm: true, block, ..spec })
+    Ok(ModelSpec { windows, qk_norm: QkNorm::Head, block, ..spec })
 }
 
 fn base(config: &Config, family: &str) -> Result<ModelSpec, Fault> {
@@ -70,7 +86,7 @@ fn base(config: &Config, family: &str) -> Result<ModelSpec, Fault> {
         head_dim: Some(256),
         activation: Activation::GeluTanh,
         tie_embeddings: true,
-        ..Defaults::llama(if family == "gemma2" { 8192 } else { 131_072 })
+        ..Defaults::llama(if family == "gemma3_text" { 131_072 } else { 8192 })
     };
     let spec = Config::new(&renamed).base_spec(family, &defaults)?;
     let query = config.number("query_pre_attn_scalar")?.unwrap_or(256.0);
@@ -108,7 +124,7 @@ fn gemma3_of_gguf(metadata: &Metadata) -> Result<ModelSpec, ModelError> {
             .then(|| (f64::from(spec.num_heads) / f64::from(spec.hidden_size)).sqrt() as f32),
         ..spec.block
     };
-    Ok(ModelSpec { arch: "gemma3_text".into(), qk_norm: true, block, ..spec })
+    Ok(ModelSpec { arch: "gemma3_text".into(), qk_norm: QkNorm::Head, block, ..spec })
 }
 
 /// Every `pattern`-th layer sees all keys, the others a window.
@@ -123,7 +139,9 @@ fn gguf_base(metadata: &Metadata, family: &str, pattern: u32) -> Result<ModelSpe
 fn hf_tensor(spec: &ModelSpec, role: WeightRole) -> Source {
     use WeightRole::*;
     let source = match role {
-        FfnNorm(l) => format!("model.layers.{l}.pre_feedforward_layernorm.weight").into(),
+        FfnNorm(l) if spec.block.norm_placement == NormPlacement::BeforeAndAfter => {
+            format!("model.layers.{l}.pre_feedforward_layernorm.weight").into()
+        }
         other => names::hf(spec, other),
     };
     let is_gain =

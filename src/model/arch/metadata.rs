@@ -5,7 +5,7 @@ use crate::model::error::ModelError;
 use crate::model::gguf::{GgufFile, GgufTensor, GgufValue};
 use crate::model::quant::dequantize;
 use crate::model::rope::yarn_mscale;
-use crate::model::spec::{BlockSpec, ModelSpec, RopePairing, RopeScaling, RopeSpec, WeightRole};
+use crate::model::spec::{BlockSpec, ModelSpec, QkNorm, RopePairing, RopeScaling, RopeSpec, WeightRole};
 
 /// The metadata of a model and the records of its tensors.
 pub struct Metadata<'a> {
@@ -148,7 +148,7 @@ impl<'a> Metadata<'a> {
             max_position,
             rms_eps: rms_eps as f32,
             rope: self.rope(head_dim, max_position, pairing)?,
-            qk_norm: false,
+            qk_norm: QkNorm::None,
             block: BlockSpec::LLAMA,
             q_bias: self.has(WeightRole::QBias(0)),
             k_bias: self.has(WeightRole::KBias(0)),

@@ -3,18 +3,24 @@
 //! A family says how its config keys become a [`ModelSpec`] and how its tensors are named; it has no forward code.
 //! Shared readers are [`config`] (`config.json`), [`metadata`] (GGUF) and [`names`] (tensor names).
 
+mod cohere;
 mod config;
+mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod granite;
 mod llama;
 mod metadata;
 mod mistral;
 mod names;
+mod olmo2;
+mod phi;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod rope_config;
+mod smollm3;
 pub mod source;
 mod stablelm;
 mod starcoder2;
@@ -44,11 +50,13 @@ pub struct Family {
     pub gguf_tensor: fn(&ModelSpec, WeightRole) -> Source,
 }
 
-static FAMILIES: [Family; 11] = [
+static FAMILIES: [Family; 19] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    smollm3::FAMILY,
+    gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
     phi3::FAMILY,
@@ -56,6 +64,12 @@ static FAMILIES: [Family; 11] = [
     gpt_neox::FAMILY,
     stablelm::FAMILY,
     starcoder2::FAMILY,
+    olmo2::FAMILY,
+    granite::FAMILY,
+    falcon::FAMILY,
+    phi::FAMILY,
+    cohere::COHERE,
+    cohere::COHERE2,
 ];
 
 /// The families that can be loaded, for messages.

@@ -1,11 +1,12 @@
 //! The real scheduler and cache without an executor: each row that asks for a token gets a made-up one.
 
+use super::lengths::Lengths;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{SamplingParams, StopRules};
 use crate::scheduler::{
-    CheckLevel, Committed, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePolicy, Scheduler,
-    SchedulerConfig, StepPlan, VictimPolicy,
+    CheckLevel, Committed, GangAdvance, NewFork, NewSequence, PlanInputs, PreemptCosts, PreemptionMode, QueuePlace,
+    QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
 };
 
 /// What a figure varies; everything else is as the engine has it.
@@ -61,26 +62,44 @@ impl Drive {
     pub fn submit(&mut self, prompt: Vec<TokenId>, output: u32) -> RequestId {
         self.last_id += 1;
         let id = RequestId(self.last_id);
-        let new = NewSequence {
-            id,
-            prompt,
-            sampling: SamplingParams::greedy(),
-            seed: 0,
-            stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(output) },
-            eos_ids: Vec::new(),
-            priority: 0,
-            cache_salt: 0,
-            adapter: 0,
-            client: 0,
-        };
-        self.scheduler.add(new).expect("every request fits alone");
+        self.scheduler.add(new_sequence(id, prompt, output)).expect("every request fits alone");
         id
     }
 
     /// A request whose prompt nobody shares.
     pub fn submit_alone(&mut self, prompt: u32, output: u32) -> RequestId {
+        self.submit(self.own_prompt(prompt), output)
+    }
+
+    fn own_prompt(&self, len: u32) -> Vec<TokenId> {
         let owner = self.last_id + 1;
-        self.submit((0..prompt).map(|position| made_up(owner, position)).collect(), output)
+        (0..len).map(|position| made_up(owner, position)).collect()
+    }
+
+    /// As [`Drive::submit_alone`], with ids for `width` outputs, as the engine gives them: they stand together in the queue.
+    pub fn submit_outputs(&mut self, lengths: Lengths, width: u32) -> RequestId {
+        let id = self.submit_alone(lengths.prompt, lengths.output);
+        self.last_id += u64::from(width) - 1;
+        id
+    }
+
+    /// Output `choice` of a live request, from the end of its prompt on.
+    pub fn fork(&mut self, parent: RequestId, choice: u32, lengths: Lengths) {
+        if self.scheduler.get(parent).is_none() {
+            return;
+        }
+        let sequence = new_sequence(RequestId(parent.0 + u64::from(choice)), Vec::new(), lengths.output);
+        let fork = NewFork { keep_tokens: lengths.prompt, sequence, place: QueuePlace::WithParent };
+        self.scheduler.fork(parent, fork).expect("every output fits alone");
+    }
+
+    /// A search of `width` beams whose prompt nobody shares.
+    pub fn submit_search(&mut self, lengths: Lengths, width: u32) -> RequestId {
+        let id = RequestId(self.last_id + 1);
+        let new = new_sequence(id, self.own_prompt(lengths.prompt), lengths.output);
+        self.scheduler.add_gang(new, width).expect("every search fits alone");
+        self.last_id += u64::from(width);
+        id
     }
 
     pub fn has_work(&self) -> bool {
@@ -94,20 +113,48 @@ impl Drive {
 
     /// One step in which at most `max_prefill_tokens` are computed beside those who decode.
     pub fn step_with(&mut self, max_prefill_tokens: u32) -> Taken {
+        let plan = self.plan_with(max_prefill_tokens);
+        self.finish(plan, &[])
+    }
+
+    /// Plans a step with the whole budget.
+    pub fn plan(&mut self) -> StepPlan {
+        self.plan_with(self.max_tokens_per_step)
+    }
+
+    fn plan_with(&mut self, max_prefill_tokens: u32) -> StepPlan {
         self.step += 1;
-        let inputs = PlanInputs {
+        self.scheduler.plan_step(PlanInputs {
             step: self.step,
             max_tokens: self.max_tokens_per_step,
             max_prefill_tokens,
             costs: PreemptCosts::default(),
-        };
-        let plan = self.scheduler.plan_step(inputs);
+        })
+    }
+
+    /// Commits a planned step; the searches in it go on as `advances` say.
+    pub fn finish(&mut self, plan: StepPlan, advances: &[GangAdvance]) -> Taken {
         let wanted = plan.rows.iter().filter(|row| row.wants_logits);
         let sampled: Vec<TokenId> = wanted.map(|row| made_up(row.request.0, row.to())).collect();
-        let committed = self.scheduler.commit(&plan, &sampled, &vec![false; sampled.len()]);
+        let committed = self.scheduler.commit_gangs(&plan, &sampled, &vec![false; sampled.len()], advances);
         self.scheduler.take_ended();
         self.scheduler.drain_block_events();
         Taken { plan, committed }
+    }
+}
+
+fn new_sequence(id: RequestId, prompt: Vec<TokenId>, output: u32) -> NewSequence {
+    NewSequence {
+        id,
+        prompt,
+        sampling: SamplingParams::greedy(),
+        seed: 0,
+        stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(output) },
+        eos_ids: Vec::new(),
+        priority: 0,
+        cache_salt: 0,
+        adapter: 0,
+        client: 0,
     }
 }
 

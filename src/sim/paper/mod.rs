@@ -14,6 +14,7 @@ pub mod latency;
 pub mod lengths;
 pub mod memory;
 pub mod reservation;
+pub mod sharing;
 
 use super::rng::Rng;
 use batching::BatchingSteps;
@@ -22,6 +23,7 @@ use lengths::{ALPACA, SHAREGPT, Workload};
 use memory::{PagedUse, Tax};
 use reservation::{MemoryUse, Reservation};
 use serde::Serialize;
+use sharing::{Saving, WIDTHS};
 
 /// Slots of the KV memory.
 pub const NUM_SLOTS: u32 = 15_700;
@@ -59,6 +61,10 @@ pub struct PaperReport {
     pub num_requests: u32,
     pub useful_sharegpt: UsefulKv,
     pub useful_alpaca: UsefulKv,
+    pub parallel_sharegpt: Vec<Saving>,
+    pub parallel_alpaca: Vec<Saving>,
+    pub beam_sharegpt: Vec<Saving>,
+    pub beam_alpaca: Vec<Saving>,
     pub uniform: BatchingSteps,
     pub exponential: BatchingSteps,
     pub fixed: BatchingSteps,
@@ -83,11 +89,27 @@ pub fn run(seed: u64, num_requests: u32) -> PaperReport {
     let tax = |workload: Workload| {
         memory::tax(BLOCK_SIZE, &workload.draw_many(num_requests as usize, &mut Rng::new(seed + 1)))
     };
+    // As many outputs or beams as there are requests above; three times as many short ones, since more are there at once.
+    let prompts = |workload: Workload, width| num_requests * if workload == ALPACA { 3 } else { 1 } / width;
+    let pool = memory::pool(NUM_SLOTS, BLOCK_SIZE);
+    let parallel = |workload: Workload| {
+        let saving =
+            |width| sharing::parallel(pool, workload, width, prompts(workload, width), &mut Rng::new(seed + 4));
+        WIDTHS.map(saving).to_vec()
+    };
+    let beams = |workload: Workload| {
+        let saving = |width| sharing::beams(pool, workload, width, prompts(workload, width), &mut Rng::new(seed + 5));
+        WIDTHS.map(saving).to_vec()
+    };
     PaperReport {
         seed,
         num_requests,
         useful_sharegpt: useful(SHAREGPT),
         useful_alpaca: useful(ALPACA),
+        parallel_sharegpt: parallel(SHAREGPT),
+        parallel_alpaca: parallel(ALPACA),
+        beam_sharegpt: beams(SHAREGPT),
+        beam_alpaca: beams(ALPACA),
         uniform: batching::uniform(&mut Rng::new(seed + 2)),
         exponential: batching::exponential(&mut Rng::new(seed + 3)),
         fixed: batching::fixed(),
@@ -116,6 +138,15 @@ mod tests {
         assert!(useful.concurrency() >= 3.5, "{}", useful.concurrency());
         assert!(report.uniform.ratio >= 1.7 && report.exponential.ratio >= 2.5, "{report:?}");
         assert_eq!(report.fixed.static_steps, report.fixed.continuous_steps, "the control");
+        for (savings, paper) in [(&report.parallel_sharegpt, [0.162, 0.305]), (&report.parallel_alpaca, [0.061, 0.098])]
+        {
+            let ends = [savings[0].saving, savings[2].saving];
+            let is_near = ends.iter().zip(paper).all(|(saving, paper)| (saving - paper).abs() <= 0.03);
+            assert!(is_near, "{savings:?}, the paper has {paper:?}");
+        }
+        for savings in [&report.beam_sharegpt, &report.beam_alpaca] {
+            assert!(savings[0].saving >= 0.37 && savings.is_sorted_by(|a, b| a.saving < b.saving), "{savings:?}");
+        }
         for tax in [report.tax_sharegpt, report.tax_alpaca] {
             assert!(tax.with_watermark.recompute_tax <= 0.05, "{tax:?}");
             assert!(tax.without_watermark.recompute_tax > tax.with_watermark.recompute_tax, "{tax:?}");

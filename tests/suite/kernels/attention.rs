@@ -38,6 +38,8 @@ struct World {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    /// Read where the shape has sinks. [num_heads]
+    sinks: Vec<f32>,
 }
 
 /// A value in -1..1 that depends on its coordinates only.
@@ -103,7 +105,13 @@ fn world(shape: &Shape, rows: &[Row], block_size: u32, seed: u64) -> World {
     batch.find_groups();
     // The reference sees what the cache holds.
     let (k, v) = (layout.decode(&layout.encode(&k)), layout.decode(&layout.encode(&v)));
-    World { batch, layout, q, k, v }
+    let sinks = (0..shape.num_heads).map(|head| 4.0 * value(4, 0, 0, head, 0)).collect();
+    World { batch, layout, q, k, v, sinks }
+}
+
+fn expected(shape: &Shape, world: &World, window: Option<u32>) -> Vec<f32> {
+    let sinks = shape.has_sinks.then_some(world.sinks.as_slice());
+    reference(shape, &world.layout, &world.batch, window, &world.q, (&world.k, &world.v), sinks)
 }
 
 /// How a test has the work cut.
@@ -141,7 +149,8 @@ fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, cut: Cut
     // What is not written must not be read.
     let partials = rig.filled("partials", 2000 * shape.partial_bytes() as usize / 4, f32::NAN);
     let (q, k, v, partials) = (q.whole(), k.whole(), v.whole(), partials.whole());
-    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, partials: &partials, y };
+    let sinks = shape.has_sinks.then(|| rig.upload("sinks", &world.sinks).whole());
+    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: sinks.as_ref(), partials: &partials, y };
     let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, window, &buffers));
     let mut recording = Recording::new("attention");
     attention.record(&mut recording, work.counts);
@@ -160,7 +169,7 @@ fn run(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>) -> Vec<f32>
 }
 
 fn shape(num_heads: u32, num_kv_heads: u32, head_dim: u32, kv: KvFormat) -> Shape {
-    Shape { num_heads, num_kv_heads, head_dim, kv }
+    Shape { num_heads, num_kv_heads, head_dim, kv, softcap: None, has_sinks: false }
 }
 
 /// Prompts, chunks and single tokens, with contexts on and around the edges of tiles, pages and ranges.
@@ -179,7 +188,7 @@ fn check(shape: &Shape, rows: &[Row], block_size: u32, window: Option<u32>) {
     for rig in rigs() {
         let world = world(shape, rows, block_size, 1);
         let got = run(rig, shape, &world, window);
-        let want = reference(shape, &world.layout, &world.batch, window, &world.q, &world.k, &world.v);
+        let want = expected(shape, &world, window);
         assert_close(&got, &want, 5e-6, &format!("{} {shape:?} window {window:?}", rig.name));
     }
 }
@@ -225,13 +234,26 @@ fn sliding_windows_match_the_reference() {
 }
 
 #[test]
+fn soft_caps_and_sinks_match_the_reference() {
+    // Caps that bend scores of about 10 much and hardly.
+    for (softcap, has_sinks, kv) in [
+        (Some(3.0), false, KvFormat::F16),
+        (Some(50.0), false, KvFormat::F32),
+        (None, true, KvFormat::F16),
+        (Some(3.0), true, KvFormat::I8),
+    ] {
+        check(&Shape { softcap, has_sinks, ..shape(3, 1, 20, kv) }, &RAGGED, 16, Some(100));
+    }
+}
+
+#[test]
 fn large_scores_do_not_overflow() {
     for rig in rigs() {
         let shape = shape(2, 1, 32, KvFormat::F32);
         let mut world = world(&shape, &RAGGED, 16, 1);
         world.q.iter_mut().for_each(|q| *q *= 1e4);
         let got = run(rig, &shape, &world, None);
-        let want = reference(&shape, &world.layout, &world.batch, None, &world.q, &world.k, &world.v);
+        let want = expected(&shape, &world, None);
         // Scores of 1e5 carry f32 errors of 1e-2, so the weights of near ties may differ by a few percent.
         let error = relative_error(&got, &want);
         assert!(error < 5e-2, "{}: {error}", rig.name);
@@ -323,6 +345,7 @@ fn work_that_is_split_or_shared_gives_the_same_bits() {
         (shape(3, 1, 20, KvFormat::F16), Some(300)),
         (shape(2, 1, 256, KvFormat::F16), None),
         (shape(9, 3, 64, KvFormat::I8), None),
+        (Shape { softcap: Some(3.0), has_sinks: true, ..shape(9, 3, 64, KvFormat::F16) }, Some(700)),
     ];
     for rig in rigs() {
         for (idx, (shape, window)) in shapes.iter().enumerate() {
@@ -407,7 +430,7 @@ fn zeroed_metadata_writes_nothing() {
         let y = out.whole();
         let partials = rig.filled("partials", 64, 0.0).whole();
         let (q, k, v, y) = (q.whole(), k.whole(), v.whole(), RowOutput::F32(&y));
-        let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, partials: &partials, y };
+        let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y };
         let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", &shape, None, &buffers));
         let mut recording = Recording::new("attention");
         attention.record(&mut recording, WorkCounts::some(2));

@@ -207,6 +207,11 @@ pub fn random_weights(dtype: DType, n: usize, k: usize, random: &mut Random) -> 
     let scale_fields: &[usize] = match dtype {
         DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
         DType::Q6_K => &[208],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
+        DType::TQ1_0 => &[52],
+        DType::TQ2_0 => &[64],
+        DType::IQ1_M | DType::MXFP4 | DType::NVFP4 | DType::Int4(_) | DType::Int8(_) | DType::Float8(_) => &[],
         _ => &[0],
     };
     let mut bytes: Vec<u8> = (0..dtype.bytes(elements as u64).unwrap()).map(|_| random.bits() as u8).collect();
@@ -216,11 +221,44 @@ pub fn random_weights(dtype: DType, n: usize, k: usize, random: &mut Random) -> 
                 half::f16::from_f32(0.01 * (1.5 + random.unit()) * if random.unit() < 0.0 { -1.0 } else { 1.0 });
             block[field..field + 2].copy_from_slice(&scale.to_le_bytes());
         }
+        match dtype {
+            DType::MXFP4 => block[0] = 120 + block[0] % 4,
+            DType::NVFP4 => block[..4].iter_mut().for_each(|e| *e = 16 + *e % 16),
+            // 2^-10 with some mantissa, split over the tops of four shorts.
+            DType::IQ1_M => {
+                for (i, nibble) in [random.bits() as u8 & 15, 4, 4, 1].into_iter().enumerate() {
+                    block[49 + 2 * i] = block[49 + 2 * i] & 15 | nibble << 4;
+                }
+            }
+            DType::Int4(_) | DType::Int8(_) | DType::Float8(_) => {
+                block[..4].copy_from_slice(&(0.01 * (1.5 + random.unit())).to_le_bytes());
+                block[4..8].copy_from_slice(&(0.01 * random.unit()).to_le_bytes());
+                if let DType::Float8(_) = dtype {
+                    block[8..].iter_mut().filter(|b| **b & 127 == 127).for_each(|b| *b = 0);
+                }
+            }
+            _ => {}
+        }
     }
     bytes
 }
 
-pub use kvasir::kernels::variants::WEIGHT_TYPES;
+use kvasir::kernels::variants::WEIGHT_TYPES;
+
+/// Types to try on a rig: all on the first, with checks and without the optional features one of each layout that the
+/// others do not have.
+pub fn weight_types(rig: &Rig) -> Vec<DType> {
+    use kvasir::model::dtype::Span;
+    let is_rare = |dtype: &DType| match dtype {
+        DType::IQ1_S | DType::IQ2_XS | DType::IQ2_S | DType::Q1_0 | DType::TQ1_0 | DType::TQ2_0 => true,
+        DType::IQ3_S | DType::IQ4_NL | DType::NVFP4 => true,
+        DType::Int4(span) => *span != Span::Four,
+        DType::Int8(span) => *span != Span::Two,
+        DType::Float8(span) => *span != Span::One,
+        _ => false,
+    };
+    WEIGHT_TYPES.into_iter().filter(|dtype| rig.name == "trusted" || !is_rare(dtype)).collect()
+}
 
 /// Rows of `k` elements, each padded with zeros to `stride`.
 pub fn padded(rows: &[f32], k: usize, stride: usize) -> Vec<f32> {

@@ -10,7 +10,7 @@ use kvasir::kernels::{Activations, PackedMatrix, RowCount, quantise, stride};
 use kvasir::model::dtype::DType;
 use kvasir::model::quant::dequantize;
 
-use super::harness::{Random, Rig, WEIGHT_TYPES, assert_close, padded, plain_batch, random_weights, rigs, tolerance};
+use super::harness::{Random, Rig, assert_close, padded, plain_batch, random_weights, rigs, tolerance, weight_types};
 
 const MAX_TOKENS: usize = 17;
 const COUNTS: [usize; 8] = [17, 1, 2, 4, 5, 8, 9, 16];
@@ -101,6 +101,7 @@ fn shapes(dtype: DType) -> &'static [(usize, usize)] {
     match dtype.block_elements() {
         1 => &[(1, 32), (65, 88), (344, 96)],
         32 => &[(3, 32), (64, 96), (200, 160)],
+        64 => &[(3, 64), (130, 192)],
         _ => &[(70, 256), (130, 768)],
     }
 }
@@ -108,11 +109,11 @@ fn shapes(dtype: DType) -> &'static [(usize, usize)] {
 #[test]
 fn products_match_the_reference_and_do_not_depend_on_the_number_of_tokens() {
     for rig in rigs() {
-        for dtype in WEIGHT_TYPES {
-            let format = Format::of(dtype).unwrap();
+        for dtype in weight_types(rig) {
+            let format = Format::of(dtype);
             for &(n, k) in shapes(dtype) {
                 Case { rig, dtype, n, k, is_i8: false, multiply_pairs: false }.check();
-                if format.is_quantised() {
+                if format.takes_i8() {
                     Case { rig, dtype, n, k, is_i8: true, multiply_pairs: false }.check();
                 }
                 if format.is_four_bit() {

@@ -4,7 +4,9 @@ mod access;
 mod errors;
 mod lifecycle;
 mod logprobs;
+mod observe;
 mod streams;
+mod structured;
 
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;

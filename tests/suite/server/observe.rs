@@ -1,0 +1,111 @@
+//! Metrics under vLLM's names, the engine's state and its steps.
+
+use super::{TestServer, request};
+use kvasir::engine::EngineHandle;
+use kvasir::engine::options::FakeOptions;
+use kvasir::server::ServerOptions;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::time::Duration;
+
+/// Samples by name and labels other than those that all have.
+fn samples(text: &str) -> BTreeMap<String, f64> {
+    let mut found = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').expect("a value");
+        let (name, labels) = name.split_once('{').expect("labels");
+        let rest = labels.strip_prefix("model_name=\"Simulation\",engine=\"0\"").expect("the common labels");
+        let key = format!("{name}{}", rest.trim_end_matches('}').trim_start_matches(','));
+        assert!(found.insert(key, value.parse().expect("a number")).is_none(), "twice: {line}");
+    }
+    found
+}
+
+#[test]
+fn metrics_have_the_names_and_buckets_that_dashboards_know() {
+    let server = TestServer::fake();
+    let body = json!({ "prompt": "x".repeat(40), "max_tokens": 10, "ignore_eos": true, "n": 2 });
+    server.ok("/v1/completions", &body);
+    server.ok("/v1/completions", &body);
+    let answer = server.get("/metrics");
+    assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let found = samples(&answer.body);
+    let check = |name: &str, want: f64| assert_eq!(found.get(name), Some(&want), "{name}");
+    check("vllm:prompt_tokens_total", 80.0);
+    check("vllm:generation_tokens_total", 40.0);
+    check("vllm:request_success_totalfinished_reason=\"length\"", 2.0);
+    check("vllm:request_success_totalfinished_reason=\"abort\"", 0.0);
+    check("vllm:time_to_first_token_seconds_count", 2.0);
+    check("vllm:e2e_request_latency_seconds_bucketle=\"+Inf\"", 2.0);
+    check("vllm:inter_token_latency_seconds_count", 36.0);
+    check("vllm:request_params_n_bucketle=\"1.0\"", 0.0);
+    check("vllm:request_params_n_bucketle=\"2.0\"", 2.0);
+    check("vllm:request_prompt_tokens_bucketle=\"50.0\"", 2.0);
+    check("vllm:request_prompt_tokens_bucketle=\"20.0\"", 0.0);
+    check("vllm:num_requests_running", 0.0);
+    assert!(found["vllm:prefix_cache_queries_total"] >= 80.0 && found["vllm:prefix_cache_hits_total"] > 0.0);
+    assert!(found["vllm:iteration_tokens_total_count"] >= 10.0);
+    assert_eq!(found["vllm:iteration_tokens_total_count"], found["kvasir:steps_total"]);
+    let bounds = |name: &str| -> Vec<f64> {
+        let prefix = format!("{name}_bucketle=\"");
+        let mut bounds: Vec<f64> = found
+            .keys()
+            .filter_map(|key| key.strip_prefix(&prefix)?.trim_end_matches('"').parse().ok())
+            .filter(|bound: &f64| bound.is_finite())
+            .collect();
+        bounds.sort_by(f64::total_cmp);
+        bounds
+    };
+    let ttft = bounds("vllm:time_to_first_token_seconds");
+    assert_eq!((ttft.len(), ttft[0], ttft[21]), (22, 0.001, 2560.0));
+    let latency = bounds("vllm:e2e_request_latency_seconds");
+    assert_eq!((latency.len(), latency[0], latency[20]), (21, 0.3, 7680.0));
+    assert_eq!(bounds("vllm:inter_token_latency_seconds").len(), 19);
+    assert_eq!(bounds("vllm:request_prompt_tokens").last(), Some(&1000.0), "the context is 1024");
+    for line in answer.body.lines().filter(|line| line.starts_with("# TYPE")) {
+        let mut words = line.split(' ').skip(2);
+        let (name, kind) = (words.next().expect("a name"), words.next().expect("a kind"));
+        assert_eq!(kind == "counter", name.ends_with("_total") && name != "vllm:iteration_tokens_total", "{line}");
+    }
+    let config = found.keys().find(|key| key.starts_with("vllm:cache_config_info")).expect("the cache's settings");
+    assert!(config.contains("block_size=\"16\"") && config.contains("num_gpu_blocks=\"129\""), "{config}");
+}
+
+#[test]
+fn an_abort_is_counted_as_one() {
+    let fake = FakeOptions { step_delay: Duration::from_millis(10), ..FakeOptions::small() };
+    let server = TestServer::start(EngineHandle::start_fake(fake), ServerOptions::local());
+    let body = json!({ "prompt": "x", "max_tokens": 1000, "ignore_eos": true }).to_string();
+    let load = |server: &TestServer| server.get("/load").json()["server_load"].clone();
+    for _ in 0..3 {
+        let mut stream = server.connect();
+        let head = [("content-type", "application/json")];
+        stream.write_all(request("POST", "/v1/completions", &head, &body).as_bytes()).expect("a server that reads");
+        server.wait_until("a request under way", |server| load(server) == 1);
+        drop(stream);
+        server.wait_until("its end", |server| load(server) == 0);
+    }
+    let found = samples(&server.get("/metrics").body);
+    assert_eq!(found["vllm:request_success_totalfinished_reason=\"abort\""], 3.0);
+}
+
+#[test]
+fn steps_are_streamed_as_they_happen() {
+    let server = TestServer::fake();
+    server.ok("/v1/completions", &json!({ "prompt": "x", "max_tokens": 5, "ignore_eos": true }));
+    let state = server.get("/kvasir/v1/state").json();
+    assert_eq!(state["block_size"], 16);
+    let mut stream = server.connect();
+    stream.write_all(request("GET", "/kvasir/v1/steps?after=2", &[], "").as_bytes()).expect("a server that reads");
+    let mut text = String::new();
+    let mut piece = [0u8; 4096];
+    while text.matches("\n\n").count() < 4 {
+        let read = stream.read(&mut piece).expect("more steps");
+        text.push_str(std::str::from_utf8(&piece[..read]).expect("UTF-8"));
+    }
+    let steps: Vec<Value> =
+        text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    assert_eq!(steps[0]["step"], 3);
+    assert!(text.contains("id: 3\n") && steps[0]["rows"].is_array(), "{text}");
+}
