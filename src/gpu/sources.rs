@@ -41,6 +41,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "expert_pairs"
     "fill"
     "heads_norm"
+    "latent_write"
     "logit_cap"
     "logprobs"
     "mask"

@@ -19,6 +19,7 @@ pub mod gguf;
 pub mod gguf_types;
 pub mod hub;
 pub mod inspect;
+pub mod latent;
 pub mod quant;
 pub mod rope;
 pub mod safetensors;

@@ -9,6 +9,8 @@ mod activation;
 mod ffn;
 mod forward;
 mod kv_buffers;
+mod latents;
+mod rope_tables;
 mod swap;
 mod weights;
 
