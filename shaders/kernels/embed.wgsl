@@ -3,9 +3,10 @@
 // A lane takes a group of 32.
 // Grid: ceil(num_tokens * groups / SG) workgroups.
 //
-// Defines: POSITIONS; the table's format (kernels/pack.rs); SG, SUBGROUP (not used: no lane looks at another).
+// Defines: POSITIONS; the table's format and TEXELS (kernels/pack.rs); SG, SUBGROUP (not used: no lane looks at another).
 #import grid
 #import step
+#import weight_planes
 #import weights
 
 struct Params {
@@ -16,15 +17,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
-@group(0) @binding(1) var<storage, read> wq: array<Granule>; // [num_rows / 64, granules, 64]
-#ifdef HAS_HIGH
-@group(0) @binding(2) var<storage, read> wh: array<HighBits>; // [num_rows / 64, groups, 64]
-#endif
-#ifdef QUANTISED
-@group(0) @binding(3) var<storage, read> ws: array<Scales>; // [num_rows / 64, quads, 64, ..]
-#endif
-@group(0) @binding(4) var<storage, read_write> x: array<vec4<f32>>; // [num_tokens, stride / 4]
-@group(0) @binding(5) var<uniform> params: Params;
+@group(0) @binding(7) var<storage, read_write> x: array<vec4<f32>>; // [num_tokens, stride / 4]
+@group(0) @binding(8) var<uniform> params: Params;
 
 fn put(at: u32, value: vec4<f32>) {
 #ifdef POSITIONS
@@ -50,6 +44,9 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
     return;
   }
   let block = (id - params.first_row) / 64u;
+#ifdef TEXELS
+  open_planes(block);
+#endif
   let row = (id - params.first_row) % 64u;
   let g = item % groups;
 #ifdef QUANTISED
@@ -62,12 +59,12 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
 #endif
 #ifdef FLOATS
 #for j in 0..8
-  put(item * 8u + ${j}u, bitcast<vec4<f32>>(wq[((block * groups + g) * 8u + ${j}u) * 64u + row]));
+  put(item * 8u + ${j}u, bitcast<vec4<f32>>(granule(block, groups * 8u, g * 8u + ${j}u, row)));
 #end
 #endif
 #ifdef TWO_BYTES
 #for j in 0..4
-  let q${j} = wq[((block * groups + g) * 4u + ${j}u) * 64u + row];
+  let q${j} = granule(block, groups * 4u, g * 4u + ${j}u, row);
   put(item * 8u + ${j * 2}u, vec4(two_floats(q${j}.x), two_floats(q${j}.y)));
   put(item * 8u + ${j * 2 + 1}u, vec4(two_floats(q${j}.z), two_floats(q${j}.w)));
 #end

@@ -5,11 +5,12 @@
 //
 // Lanes, rows and grid as in matmul_i8.wgsl.
 //
-// Defines: the weights' format (kernels/pack.rs); R; C, a power of two; SG, SUBGROUP; GROUPED.
+// Defines: the weights' format and TEXELS (kernels/pack.rs); R; C, a power of two; SG, SUBGROUP; GROUPED (without TEXELS).
 #import grid
 #ifndef GROUPED
 #import step
 #endif
+#import weight_planes
 #import weights
 
 struct Params {
@@ -35,13 +36,6 @@ struct Params {
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
 #endif
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>; // [m, x_stride / 4]
-@group(0) @binding(3) var<storage, read> wq: array<Granule>; // [n / 64, granules, 64]
-#ifdef HAS_HIGH
-@group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
-#endif
-#ifdef QUANTISED
-@group(0) @binding(5) var<storage, read> ws: array<Scales>; // [n / 64, quads, 64, ..]
-#endif
 @group(0) @binding(6) var<storage, read> biases: array<f32>; // [n] (GROUPED: of all experts), read if has_bias
 @group(0) @binding(7) var<storage, read_write> y: array<f32>; // [m, y_stride]
 @group(0) @binding(8) var<uniform> params: Params;
@@ -94,10 +88,16 @@ fn main(
     return;
   }
   let block = first_row / 64u;
+#ifdef TEXELS
+  open_planes(block);
+#endif
   let row = first_row % 64u + lane;
   let bias_start = 0u;
 #endif
-  let groups = params.groups;
+  // Never parameters alone: lavapipe compiles a small kernel anew whenever one that decides on control flow changes.
+  let groups = min(params.groups, m * 0x10000u);
+  let has_bias = params.has_bias * m != 0u;
+  let accumulates = params.accumulate * m != 0u;
 #for r in 0..R
 #for c in 0..C
   var acc${r}_${c} = 0.0;
@@ -146,11 +146,11 @@ fn main(
 #endif
 #endif
 #ifdef FLOATS
-    let w${r}_${j} = bitcast<vec4<f32>>(wq[((block * groups + g) * 8u + ${j}u) * 64u + row + ${r * SG}u]);
+    let w${r}_${j} = bitcast<vec4<f32>>(granule(block, groups * 8u, g * 8u + ${j}u, row + ${r * SG}u));
 #endif
 #ifdef TWO_BYTES
 #if j % 2 == 0
-    let q${r}_${j} = wq[((block * groups + g) * 4u + ${j / 2}u) * 64u + row + ${r * SG}u];
+    let q${r}_${j} = granule(block, groups * 4u, g * 4u + ${j / 2}u, row + ${r * SG}u);
     let w${r}_${j} = vec4(two_floats(q${r}_${j}.x), two_floats(q${r}_${j}.y));
 #else
     let w${r}_${j} = vec4(two_floats(q${r}_${j - 1}.z), two_floats(q${r}_${j - 1}.w));
@@ -171,7 +171,7 @@ fn main(
     let n = first_row + ${r * SG}u + lane;
     if n < params.n {
       var bias_n = 0.0;
-      if params.has_bias == 1u {
+      if has_bias {
         bias_n = biases[bias_start + n];
       }
 #for c in 0..C
@@ -182,7 +182,7 @@ fn main(
         let at = (first_token + ${c}u) * params.y_stride + params.y_offset + n;
 #endif
         var value = acc${r}_${c} + bias_n;
-        if params.accumulate == 1u {
+        if accumulates {
           value += y[at];
         }
         y[at] = value;

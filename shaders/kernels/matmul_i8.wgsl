@@ -7,12 +7,14 @@
 // broadcasts of constant index; without, every lane reads them all.
 // Grid: for each R * SG rows, for each C tokens (fastest). R * SG divides 64.
 //
-// Defines: the weights' format (kernels/pack.rs); R; C, a power of two; SG, SUBGROUP; GROUPED; PAIRS multiplies two 4-bit weights
-// at once, where dot4I8Packed is many instructions.
+// Defines: the weights' format and TEXELS (kernels/pack.rs); R; C, a power of two; U, groups of a pass, a power of two up to
+// 4 that divides all; SG, SUBGROUP; GROUPED (without TEXELS); PAIRS multiplies two 4-bit weights at once, where dot4I8Packed
+// is many instructions.
 #import grid
 #ifndef GROUPED
 #import step
 #endif
+#import weight_planes
 #import weights
 #ifdef PAIRS
 #import pairs
@@ -44,11 +46,6 @@ struct Params {
 #endif
 @group(0) @binding(1) var<storage, read> xq: array<vec4<u32>>; // [m, x_stride / 16], 16 x i8
 @group(0) @binding(2) var<storage, read> xs: array<vec2<f32>>; // [m, x_stride / 32], (scale, scale * sum of q)
-@group(0) @binding(3) var<storage, read> wq: array<Granule>; // [n / 64, granules, 64]
-#ifdef HAS_HIGH
-@group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
-#endif
-@group(0) @binding(5) var<storage, read> ws: array<Scales>; // [n / 64, quads, 64, ..]
 @group(0) @binding(6) var<storage, read> biases: array<f32>; // [n] (GROUPED: of all experts), read if has_bias
 @group(0) @binding(7) var<storage, read_write> y: array<f32>; // [m, y_stride]
 @group(0) @binding(8) var<uniform> params: Params;
@@ -101,10 +98,16 @@ fn main(
     return;
   }
   let block = first_row / 64u;
+#ifdef TEXELS
+  open_planes(block);
+#endif
   let row = first_row % 64u + lane;
   let bias_start = 0u;
 #endif
-  let groups = params.groups;
+  // Never parameters alone: lavapipe compiles a small kernel anew whenever one that decides on control flow changes.
+  let groups = min(params.groups, m * 0x10000u);
+  let has_bias = params.has_bias * m != 0u;
+  let accumulates = params.accumulate * m != 0u;
 #for r in 0..R
 #for c in 0..C
   var acc${r}_${c} = 0.0;
@@ -112,13 +115,15 @@ fn main(
 #end
 
 #ifdef SUBGROUP
-  // Load h of lane l takes granule i % 2 of token i / 2, and the scales of token j, for i = j = h * SG + l.
-#for h in 0..(C * 2 + SG - 1) / SG
-  let x_item${h} = (${h * SG}u + lane) % ${C * 2}u;
-  let x_base${h} = x_row(min(first_token + x_item${h} / 2u, m - 1u)) * (params.x_stride / 16u) + x_item${h} % 2u;
+  // Load h of lane l takes granule i % (2 U) of token i / (2 U), and the scales of group j % U of token j / U, for
+  // i = j = h * SG + l.
+#for h in 0..(C * U * 2 + SG - 1) / SG
+  let x_item${h} = (${h * SG}u + lane) % ${C * U * 2}u;
+  let x_base${h} = x_row(min(first_token + x_item${h} / ${U * 2}u, m - 1u)) * (params.x_stride / 16u) + x_item${h} % ${U * 2}u;
 #end
-#for h in 0..(C + SG - 1) / SG
-  let s_base${h} = x_row(min(first_token + (${h * SG}u + lane) % ${C}u, m - 1u)) * (params.x_stride / 32u);
+#for h in 0..(C * U + SG - 1) / SG
+  let s_item${h} = (${h * SG}u + lane) % ${C * U}u;
+  let s_base${h} = x_row(min(first_token + s_item${h} / ${U}u, m - 1u)) * (params.x_stride / 32u) + s_item${h} % ${U}u;
 #end
 #else
 #for c in 0..C
@@ -126,83 +131,102 @@ fn main(
 #end
 #endif
 
-  for (var g = 0u; g < groups; g++) {
+  for (var g = 0u; g < groups; g += ${U}u) {
 #ifdef SUBGROUP
-#for h in 0..(C * 2 + SG - 1) / SG
+#for h in 0..(C * U * 2 + SG - 1) / SG
     let x_load${h} = xq[x_base${h} + g * 2u];
 #ifdef PAIRS
     let x_even${h} = even_pairs(x_load${h});
     let x_odd${h} = odd_pairs(x_load${h});
 #endif
 #end
-#for h in 0..(C + SG - 1) / SG
+#for h in 0..(C * U + SG - 1) / SG
     let s_load${h} = xs[s_base${h} + g];
 #end
 #for c in 0..C
+#for u in 0..U
 #for half in 0..2
-#let i = c * 2 + half
+#let i = (c * U + u) * 2 + half
 #ifdef PAIRS
-    let xe${c}_${half} = subgroupBroadcast(x_even${i / SG}, ${i % SG}u);
-    let xo${c}_${half} = subgroupBroadcast(x_odd${i / SG}, ${i % SG}u);
+    let xe${c}_${u}_${half} = subgroupBroadcast(x_even${i / SG}, ${i % SG}u);
+    let xo${c}_${u}_${half} = subgroupBroadcast(x_odd${i / SG}, ${i % SG}u);
 #else
-    let x${c}_${half} = subgroupBroadcast(x_load${i / SG}, ${i % SG}u);
+    let x${c}_${u}_${half} = subgroupBroadcast(x_load${i / SG}, ${i % SG}u);
 #endif
 #end
-    let sx${c} = subgroupBroadcast(s_load${c / SG}, ${c % SG}u);
+#let j = c * U + u
+    let sx${c}_${u} = subgroupBroadcast(s_load${j / SG}, ${j % SG}u);
+#end
 #end
 #else
 #for c in 0..C
+#for u in 0..U
 #for half in 0..2
-    let x${c}_${half} = xq[(s_base${c} + g) * 2u + ${half}u];
+    let x${c}_${u}_${half} = xq[(s_base${c} + g + ${u}u) * 2u + ${half}u];
 #ifdef PAIRS
-    let xe${c}_${half} = even_pairs(x${c}_${half});
-    let xo${c}_${half} = odd_pairs(x${c}_${half});
+    let xe${c}_${u}_${half} = even_pairs(x${c}_${u}_${half});
+    let xo${c}_${u}_${half} = odd_pairs(x${c}_${u}_${half});
 #endif
 #end
-    let sx${c} = xs[s_base${c} + g];
+    let sx${c}_${u} = xs[s_base${c} + g + ${u}u];
+#end
 #end
 #endif
 
 #ifdef TWO_MINIMUMS
 #for c in 0..C
-    let sums${c} = sx${c}.x * vec2(f32(dot_bytes(ONES, x${c}_0)), f32(dot_bytes(ONES, x${c}_1)));
+#for u in 0..U
+    let sums${c}_${u} = sx${c}_${u}.x * vec2(f32(dot_bytes(ONES, x${c}_${u}_0)), f32(dot_bytes(ONES, x${c}_${u}_1)));
+#end
 #end
 #endif
 
 #for r in 0..R
     {
-      let scales = group_scales(block, groups, g, row + ${r * SG}u);
+#ifdef TEXELS
+      let words = scale_texel(groups, g, row + ${r * SG}u);
+#endif
+#for u in 0..U
+      {
+#ifdef TEXELS
+      let scales = scales_in(words, g + ${u}u);
+#else
+      let scales = group_scales(block, groups, g + ${u}u, row + ${r * SG}u);
+#endif
 #ifdef PAIRS
-      let q = wq[(block * groups + g) * 64u + row + ${r * SG}u];
+      let q = granule(block, groups, g + ${u}u, row + ${r * SG}u);
       let low_even = q & PAIR_MASK;
       let low_odd = (q >> vec4(8u)) & PAIR_MASK;
       let high_even = (q >> vec4(4u)) & PAIR_MASK;
       let high_odd = (q >> vec4(12u)) & PAIR_MASK;
 #else
-      let w = group_elements(block, groups, g, row + ${r * SG}u);
+      let w = group_elements(block, groups, g + ${u}u, row + ${r * SG}u);
 #endif
 #for c in 0..C
       {
 #ifdef TWO_MINIMUMS
-        acc${r}_${c} = fma(scales.z, sums${c}.x, acc${r}_${c});
-        acc${r}_${c} = fma(scales.w, sums${c}.y, acc${r}_${c});
+        acc${r}_${c} = fma(scales.z, sums${c}_${u}.x, acc${r}_${c});
+        acc${r}_${c} = fma(scales.w, sums${c}_${u}.y, acc${r}_${c});
 #else
 #ifdef HAS_MINIMUM
-        acc${r}_${c} = fma(scales.z, sx${c}.y, acc${r}_${c});
+        acc${r}_${c} = fma(scales.z, sx${c}_${u}.y, acc${r}_${c});
 #endif
 #endif
 #ifdef PAIRS
-        let dot = dot_pairs(low_even, xe${c}_0, low_odd, xo${c}_0) + dot_pairs(high_even, xe${c}_1, high_odd, xo${c}_1);
-        acc${r}_${c} = fma(scales.x, sx${c}.x * f32(dot), acc${r}_${c});
+        let dot = dot_pairs(low_even, xe${c}_${u}_0, low_odd, xo${c}_${u}_0)
+          + dot_pairs(high_even, xe${c}_${u}_1, high_odd, xo${c}_${u}_1);
+        acc${r}_${c} = fma(scales.x, sx${c}_${u}.x * f32(dot), acc${r}_${c});
 #else
 #ifdef TWO_SCALES
-        acc${r}_${c} = fma(scales.x, sx${c}.x * f32(dot_bytes(w.low, x${c}_0)), acc${r}_${c});
-        acc${r}_${c} = fma(scales.y, sx${c}.x * f32(dot_bytes(w.high, x${c}_1)), acc${r}_${c});
+        acc${r}_${c} = fma(scales.x, sx${c}_${u}.x * f32(dot_bytes(w.low, x${c}_${u}_0)), acc${r}_${c});
+        acc${r}_${c} = fma(scales.y, sx${c}_${u}.x * f32(dot_bytes(w.high, x${c}_${u}_1)), acc${r}_${c});
 #else
-        let dot = dot_bytes(w.low, x${c}_0) + dot_bytes(w.high, x${c}_1);
-        acc${r}_${c} = fma(scales.x, sx${c}.x * f32(dot), acc${r}_${c});
+        let dot = dot_bytes(w.low, x${c}_${u}_0) + dot_bytes(w.high, x${c}_${u}_1);
+        acc${r}_${c} = fma(scales.x, sx${c}_${u}.x * f32(dot), acc${r}_${c});
 #endif
 #endif
+      }
+#end
       }
 #end
     }
@@ -214,7 +238,7 @@ fn main(
     let n = first_row + ${r * SG}u + lane;
     if n < params.n {
       var bias_n = 0.0;
-      if params.has_bias == 1u {
+      if has_bias {
         bias_n = biases[bias_start + n];
       }
 #for c in 0..C
@@ -225,7 +249,7 @@ fn main(
         let at = (first_token + ${c}u) * params.y_stride + params.y_offset + n;
 #endif
         var value = acc${r}_${c} + bias_n;
-        if params.accumulate == 1u {
+        if accumulates {
           value += y[at];
         }
         y[at] = value;

@@ -1,5 +1,6 @@
 // Packed weights read back; kernels/pack.rs describes the planes and sets the defines. The kernel file declares
-//   wq: array<Granule>, wh: array<HighBits> if HAS_HIGH, ws: array<Scales> if QUANTISED.
+//   wq: array<Granule>, wh: array<HighBits> if HAS_HIGH, ws: array<Scales> if QUANTISED,
+// or, with TEXELS, imports weight_planes, whose textures hold the same; main then calls open_planes(block) first.
 // A block is 64 rows; `row` counts within it. `groups` is the number of groups of 32 along k.
 
 #ifdef TWOS
@@ -8,6 +9,31 @@ alias Granule = vec2<u32>;
 #else
 alias Granule = vec4<u32>;
 #endif
+
+#ifdef TEXELS
+/// First texel of the block's rows, and the block's place from top to bottom.
+var<private> block_place: vec2<u32>;
+
+/// Chooses the block that is read from then on.
+fn open_planes(block: u32) {
+  let row_blocks = textureDimensions(wq).x / 64u;
+  block_place = vec2((block % row_blocks) * 64u, block / row_blocks);
+}
+
+/// Texel of item `i` of a row, in a plane with `height` items in a block.
+fn texel_at(height: u32, i: u32, row: u32) -> vec2<u32> {
+  return vec2(block_place.x + row, block_place.y * height + i);
+}
+#endif
+
+/// Granule `i` of a row of a block that has `granules` of them.
+fn granule(block: u32, granules: u32, i: u32, row: u32) -> Granule {
+#ifdef TEXELS
+  return textureLoad(wq, texel_at(granules, i, row));
+#else
+  return wq[(block * granules + i) * 64u + row];
+#endif
+}
 
 #ifdef QUANTISED
 #ifdef FIFTHS
@@ -108,31 +134,38 @@ fn decoded(codes: vec4<u32>) -> vec4<u32> {
 #endif
 
 fn group_elements(block: u32, groups: u32, g: u32, row: u32) -> Elements {
-  let group = block * groups + g;
 #ifdef BYTES
-  return Elements(wq[group * 128u + row], wq[group * 128u + 64u + row]);
+  return Elements(granule(block, groups * 2u, g * 2u, row), granule(block, groups * 2u, g * 2u + 1u, row));
 #else
 #ifdef TWOS
-  let q = wq[group * 64u + row];
+  let q = granule(block, groups, g, row);
   var low = (vec4(q.x) >> vec4(0u, 2u, 4u, 6u)) & (ONES * 3u);
   var high = (vec4(q.y) >> vec4(0u, 2u, 4u, 6u)) & (ONES * 3u);
 #else
-  let q = wq[group * 64u + row];
+  let q = granule(block, groups, g, row);
   var low = q & NIBBLE_MASK;
   var high = (q >> vec4(4u)) & NIBBLE_MASK;
 #endif
 #ifdef FIFTHS
-  let h = wh[group * 64u + row];
+#ifdef TEXELS
+  let h = textureLoad(wh, texel_at(groups, g, row)).x;
+#else
+  let h = wh[(block * groups + g) * 64u + row];
+#endif
   low |= ((vec4(h) >> vec4(0u, 1u, 2u, 3u)) & ONES) << vec4(4u);
   high |= ((vec4(h) >> vec4(4u, 5u, 6u, 7u)) & ONES) << vec4(4u);
 #endif
 #ifdef THIRDS
-  let h = wh[group * 64u + row];
+  let h = wh[(block * groups + g) * 64u + row];
   low |= ((vec4(h) >> vec4(0u, 1u, 2u, 3u)) & ONES) << vec4(2u);
   high |= ((vec4(h) >> vec4(4u, 5u, 6u, 7u)) & ONES) << vec4(2u);
 #endif
 #ifdef SIXTHS
-  let h = wh[group * 64u + row];
+#ifdef TEXELS
+  let h = textureLoad(wh, texel_at(groups, g, row)).xy;
+#else
+  let h = wh[(block * groups + g) * 64u + row];
+#endif
   low = sixths(low, h.x);
   high = sixths(high, h.y);
 #endif
@@ -189,12 +222,32 @@ fn signed_byte(word: u32, byte: u32) -> f32 {
   return f32(bitcast<i32>(word << (24u - 8u * byte)) >> 24u);
 }
 
+#ifdef TEXELS
+#ifdef SCALE_K
+const SCALE_GROUPS: u32 = 8u;
+#else
+const SCALE_GROUPS: u32 = 4u;
+#endif
+
+/// What holds the scales of a group and of its neighbours: SCALE_GROUPS of them, from a multiple of that on.
+fn scale_texel(groups: u32, g: u32, row: u32) -> vec4<u32> {
+  return textureLoad(ws, texel_at((groups + SCALE_GROUPS - 1u) / SCALE_GROUPS, g / SCALE_GROUPS, row));
+}
+
+/// As group_scales, from the texel that holds them.
+fn scales_in(s: vec4<u32>, g: u32) -> GroupScales {
+#else
 /// (scale of elements 0..16, scale of elements 16..32, minimum): w = scale * q + minimum. With TWO_MINIMUMS the third is of
 /// elements 0..16 and a fourth of the others.
 fn group_scales(block: u32, groups: u32, g: u32, row: u32) -> GroupScales {
+#endif
 #ifdef SCALE_HALF
+#ifdef TEXELS
+  let halves = unpack2x16float(select(s.x, s.y, (g & 2u) != 0u));
+#else
   let quad = (block * ((groups + 3u) / 4u) + g / 4u) * 64u + row;
   let halves = unpack2x16float(ws[quad * 2u + (g & 3u) / 2u]);
+#endif
   let scale = select(halves.x, halves.y, (g & 1u) == 1u);
 #ifdef OFFSET
   return vec3(scale, scale, -${OFFSET}.0 * scale);
@@ -203,12 +256,19 @@ fn group_scales(block: u32, groups: u32, g: u32, row: u32) -> GroupScales {
 #endif
 #endif
 #ifdef SCALE_PAIR
+#ifdef TEXELS
+  let half_quad = select(s.xy, s.zw, (g & 2u) != 0u);
+  let pair = unpack2x16float(select(half_quad.x, half_quad.y, (g & 1u) == 1u));
+#else
   let quad = (block * ((groups + 3u) / 4u) + g / 4u) * 64u + row;
   let pair = unpack2x16float(ws[quad * 4u + (g & 3u)]);
+#endif
   return vec3(pair.x, pair.x, pair.y);
 #endif
 #ifdef SCALE_K
+#ifndef TEXELS
   let s = ws[(block * (groups / 8u) + g / 8u) * 64u + row];
+#endif
   let d = unpack2x16float(s.x);
   // The first four groups have their six bits whole; of the others the upper two lie above those.
   let is_upper = (g & 4u) != 0u;
@@ -219,7 +279,9 @@ fn group_scales(block: u32, groups: u32, g: u32, row: u32) -> GroupScales {
   return vec3(scale, scale, -(d.y * f32((minimums >> shift) & 0xffu)));
 #endif
 #ifdef SCALE_SIXTHS
+#ifndef TEXELS
   let s = ws[(block * (groups / 4u) + g / 4u) * 64u + row];
+#endif
   let d = unpack2x16float(s.z).x;
   let pair = select(s.x, s.y, (g & 2u) != 0u) >> ((g & 1u) * 16u);
   return vec3(d * signed_byte(pair, 0u), d * signed_byte(pair, 1u), 0.0);
@@ -258,6 +320,12 @@ fn group_scales(block: u32, groups: u32, g: u32, row: u32) -> GroupScales {
   return vec3(pair.x, pair.x, pair.y);
 #endif
 }
+
+#ifdef TEXELS
+fn group_scales(block: u32, groups: u32, g: u32, row: u32) -> GroupScales {
+  return scales_in(scale_texel(groups, g, row), g);
+}
+#endif
 
 #else
 

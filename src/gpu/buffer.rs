@@ -1,10 +1,12 @@
-//! GPU memory: allocation that reports when there is none left, slices, and uploads of bounded staging.
+//! GPU memory: allocation that reports when there is none left, slices, and uploads of bounded staging. What is read as
+//! texels ([`super::texels`]) is memory of the same kind, with another way in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::Gpu;
 use super::error::GpuError;
+use super::texels::Texels;
 
 /// What a buffer is bound as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,14 +22,20 @@ pub enum BufferUse {
 pub struct Buffer(Arc<Allocation>);
 
 struct Allocation {
-    raw: wgpu::Buffer,
+    raw: Raw,
+    size: u64,
     label: String,
     allocated_bytes: Arc<AtomicU64>,
 }
 
+enum Raw {
+    Buffer(wgpu::Buffer),
+    Texels(Texels),
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.allocated_bytes.fetch_sub(self.raw.size(), Ordering::Relaxed);
+        self.allocated_bytes.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
@@ -43,11 +51,29 @@ impl Buffer {
     }
 
     pub fn size(&self) -> u64 {
-        self.0.raw.size()
+        self.0.size
     }
 
+    /// Panics on texels, which are bound and uploaded by their own ways only.
     pub(super) fn raw(&self) -> &wgpu::Buffer {
-        &self.0.raw
+        match &self.0.raw {
+            Raw::Buffer(raw) => raw,
+            Raw::Texels(_) => panic!("{} is read as texels", self.0.label),
+        }
+    }
+
+    /// The texture behind it, where it was allocated as one.
+    pub(super) fn texels(&self) -> Option<&Texels> {
+        match &self.0.raw {
+            Raw::Buffer(_) => None,
+            Raw::Texels(texels) => Some(texels),
+        }
+    }
+
+    pub(super) fn of_texels(gpu: &Gpu, label: &str, size: u64, texels: Texels) -> Buffer {
+        gpu.allocated_bytes.fetch_add(size, Ordering::Relaxed);
+        let allocated_bytes = gpu.allocated_bytes.clone();
+        Buffer(Arc::new(Allocation { raw: Raw::Texels(texels), size, label: label.into(), allocated_bytes }))
     }
 
     pub fn whole(&self) -> BufferSlice {
@@ -78,7 +104,7 @@ pub struct BufferSlice {
 /// Staging of one piece of an upload.
 const UPLOAD_PIECE: usize = 16 << 20;
 /// Bytes that may be staged before the GPU has taken them over.
-const UPLOAD_IN_FLIGHT: usize = 64 << 20;
+pub(super) const UPLOAD_IN_FLIGHT: usize = 64 << 20;
 
 impl Gpu {
     /// Allocates `size` bytes (rounded up to 4), zeroed at first use.
@@ -100,7 +126,8 @@ impl Gpu {
         };
         let raw = self.scoped(label, size, || self.device.create_buffer(&desc))?;
         self.allocated_bytes.fetch_add(size, Ordering::Relaxed);
-        Ok(Buffer(Arc::new(Allocation { raw, label: label.into(), allocated_bytes: self.allocated_bytes.clone() })))
+        let (raw, allocated_bytes) = (Raw::Buffer(raw), self.allocated_bytes.clone());
+        Ok(Buffer(Arc::new(Allocation { raw, size, label: label.into(), allocated_bytes })))
     }
 
     /// Writes to the start of a slice before the next submit. Once per step for metadata; see [`Uploader`] for weights.
@@ -127,8 +154,8 @@ impl Gpu {
 
 /// Uploads much data with little staging: pieces of 16 MiB, at most 64 MiB on their way.
 pub struct Uploader<'g> {
-    gpu: &'g Gpu,
-    pending: usize,
+    pub(super) gpu: &'g Gpu,
+    pub(super) pending: usize,
 }
 
 impl<'g> Uploader<'g> {

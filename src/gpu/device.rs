@@ -12,6 +12,7 @@ use super::error::GpuError;
 use super::pipeline::Kernel;
 use super::probe;
 use super::shader::Defines;
+use super::texels::TEXEL_LANES;
 
 /// Which API to go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,8 @@ pub struct GpuCaps {
     pub max_buffer_bytes: u64,
     /// Alignment of a slice within a buffer, for any use.
     pub slice_align: u64,
+    /// Loads of texels are much faster than those from buffers; see [`super::texels`].
+    pub prefers_texels: bool,
 }
 
 /// An adapter as `doctor` shows it.
@@ -145,6 +148,7 @@ impl Gpu {
         {
             tracing::warn!("{} reports subgroups of {size} lanes, but does not run them: not used", gpu.caps.name);
             gpu.caps.subgroup_size = None;
+            gpu.caps.prefers_texels = false;
         }
         Ok(gpu)
     }
@@ -296,6 +300,8 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest) -> Result<Gpu, Gpu
         slice_align: u64::from(
             limits.min_storage_buffer_offset_alignment.max(limits.min_uniform_buffer_offset_alignment),
         ),
+        prefers_texels: info.device_type == wgpu::DeviceType::Cpu
+            && subgroup_size.is_some_and(|lanes| lanes <= TEXEL_LANES),
     };
     let (device, queue) = pollster::block_on(adapter.request_device(&wgpu::DeviceDescriptor {
         label: Some("kvasir engine"),

@@ -7,7 +7,7 @@
 //!   pass for each run of dispatches, one submit).
 //! - Bindings and workgroup sizes come from the shader itself (naga reflection) and are never typed twice.
 //!
-//! Not attempted: sharing a device with a window, several devices at once, images.
+//! Not attempted: sharing a device with a window, several devices at once, images other than memory read as texels.
 
 pub mod buffer;
 pub mod device;
@@ -19,6 +19,7 @@ pub mod recording;
 pub mod replay;
 pub mod shader;
 pub mod sources;
+pub mod texels;
 
 pub use buffer::{Buffer, BufferSlice, BufferUse, Uploader};
 pub use device::{AdapterReport, Gpu, GpuBackend, GpuCaps, GpuRequest};

@@ -16,6 +16,8 @@ use super::shader::{Defines, ShaderError, Stitched, stitch};
 pub enum BindingKind {
     Uniform,
     ReadOnly,
+    /// A read-only storage texture.
+    Texels(wgpu::TextureFormat),
     ReadWrite,
 }
 
@@ -89,6 +91,8 @@ pub fn reflect(stitched: &Stitched, module: &naga::Module) -> Result<Reflection,
                 BindingKind::ReadWrite
             }
             naga::AddressSpace::Storage { .. } => BindingKind::ReadOnly,
+            naga::AddressSpace::Handle => texel_kind(&module.types[global.ty].inner)
+                .ok_or_else(|| fault(format!("binding `{name}` is no read-only texture of unsigned texels")))?,
             other => return Err(fault(format!("binding `{name}` lies in {other:?}"))),
         };
         if binding.group != 0 {
@@ -98,6 +102,19 @@ pub fn reflect(stitched: &Stitched, module: &naga::Module) -> Result<Reflection,
     }
     bindings.sort_by_key(|b| b.index);
     Ok(Reflection { bindings, workgroup_size: entry.workgroup_size, workgroup_bytes })
+}
+
+/// Read-only storage textures of unsigned words.
+fn texel_kind(ty: &naga::TypeInner) -> Option<BindingKind> {
+    let naga::TypeInner::Image { dim: naga::ImageDimension::D2, arrayed: false, class } = ty else { return None };
+    let naga::ImageClass::Storage { format, access } = class else { return None };
+    let format = match format {
+        naga::StorageFormat::R32Uint => wgpu::TextureFormat::R32Uint,
+        naga::StorageFormat::Rg32Uint => wgpu::TextureFormat::Rg32Uint,
+        naga::StorageFormat::Rgba32Uint => wgpu::TextureFormat::Rgba32Uint,
+        _ => return None,
+    };
+    (*access == naga::StorageAccess::LOAD).then_some(BindingKind::Texels(format))
 }
 
 impl Gpu {
@@ -196,19 +213,16 @@ impl Gpu {
             let (Some((_, slice)), None) = (given.next(), given.next()) else {
                 return Err(GpuError::validation(what(), format!("binding `{}` must be given once", info.name)));
             };
+            if !info.kind.fits(slice) {
+                let message = format!("binding `{}` is {:?}, which {slice:?} is not", info.name, info.kind);
+                return Err(GpuError::validation(what(), message));
+            }
             slices.push((*slice).clone());
         }
         let entries: Vec<wgpu::BindGroupEntry<'_>> = infos
             .iter()
             .zip(&slices)
-            .map(|(info, slice)| wgpu::BindGroupEntry {
-                binding: info.index,
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer: slice.buffer.raw(),
-                    offset: slice.offset,
-                    size: std::num::NonZeroU64::new(slice.size),
-                }),
-            })
+            .map(|(info, slice)| wgpu::BindGroupEntry { binding: info.index, resource: resource(slice) })
             .collect();
         let desc = wgpu::BindGroupDescriptor { label: Some(&kernel.name), layout: &kernel.layout, entries: &entries };
         let group = self.scoped(&what(), 0, || self.device.create_bind_group(&desc))?;
@@ -216,20 +230,42 @@ impl Gpu {
     }
 }
 
-fn layout_entry(info: &BindingInfo) -> wgpu::BindGroupLayoutEntry {
-    let ty = match info.kind {
-        BindingKind::Uniform => wgpu::BufferBindingType::Uniform,
-        BindingKind::ReadOnly => wgpu::BufferBindingType::Storage { read_only: true },
-        BindingKind::ReadWrite => wgpu::BufferBindingType::Storage { read_only: false },
-    };
-    wgpu::BindGroupLayoutEntry {
-        binding: info.index,
-        visibility: wgpu::ShaderStages::COMPUTE,
-        ty: wgpu::BindingType::Buffer {
-            ty,
-            has_dynamic_offset: false,
-            min_binding_size: std::num::NonZeroU64::new(info.min_bytes),
-        },
-        count: None,
+impl BindingKind {
+    /// Texels are bound as texels, all else as buffers.
+    fn fits(self, slice: &BufferSlice) -> bool {
+        match self {
+            BindingKind::Texels(format) => slice.buffer.texels().is_some_and(|t| t.is_read_as(format)),
+            _ => slice.buffer.texels().is_none(),
+        }
     }
+}
+
+fn resource(slice: &BufferSlice) -> wgpu::BindingResource<'_> {
+    match slice.buffer.texels() {
+        Some(texels) => wgpu::BindingResource::TextureView(&texels.view),
+        None => wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+            buffer: slice.buffer.raw(),
+            offset: slice.offset,
+            size: std::num::NonZeroU64::new(slice.size),
+        }),
+    }
+}
+
+fn layout_entry(info: &BindingInfo) -> wgpu::BindGroupLayoutEntry {
+    let buffer = |ty| wgpu::BindingType::Buffer {
+        ty,
+        has_dynamic_offset: false,
+        min_binding_size: std::num::NonZeroU64::new(info.min_bytes),
+    };
+    let ty = match info.kind {
+        BindingKind::Uniform => buffer(wgpu::BufferBindingType::Uniform),
+        BindingKind::ReadOnly => buffer(wgpu::BufferBindingType::Storage { read_only: true }),
+        BindingKind::ReadWrite => buffer(wgpu::BufferBindingType::Storage { read_only: false }),
+        BindingKind::Texels(format) => wgpu::BindingType::StorageTexture {
+            access: wgpu::StorageTextureAccess::ReadOnly,
+            format,
+            view_dimension: wgpu::TextureViewDimension::D2,
+        },
+    };
+    wgpu::BindGroupLayoutEntry { binding: info.index, visibility: wgpu::ShaderStages::COMPUTE, ty, count: None }
 }

@@ -27,6 +27,7 @@ pub const SHARED: &[Source] = sources!("shared":
     "softmax"
     "step"
     "sum_of_lanes"
+    "weight_planes"
     "weights"
 );
 

@@ -47,7 +47,7 @@ struct Tile {
 }
 
 fn grouped(format: Format, precision: Precision, class: Class, pairs: bool, columns: u32) -> (&'static str, Defines) {
-    let (name, defines) = variant(format, precision, class, pairs, columns);
+    let (name, defines) = variant((format, 1), precision, class, pairs, columns);
     (name, defines.flag("GROUPED"))
 }
 
@@ -103,7 +103,7 @@ impl ExpertMatmul {
                 bindings.extend(slice.s.iter().map(|s| ("ws", s)));
                 parts.push(ctx.gpu.bind(&kernel, &bindings)?);
             }
-            let rows_per_workgroup = rows_per_lane(ctx.class, precision, columns) * ctx.class.lanes();
+            let rows_per_workgroup = rows_per_lane(weights.format, ctx.class, precision, columns) * ctx.class.lanes();
             tiles.push(Tile { columns, parts, workgroups: weights.n.div_ceil(rows_per_workgroup) });
         }
         Ok(ExpertMatmul { label: weights.label.clone(), layout: rows.layout, tiles })

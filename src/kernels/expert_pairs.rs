@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn tiles_are_as_wide_as_experts_are_busy_and_their_number_is_bounded() {
         let layout = Layout { num_experts: 8, num_active: 2, max_tokens: 64 };
-        assert_eq!([1, 8, 16, 64].map(|tokens| layout.columns(tokens)), [2, 2, 4, 8]);
+        assert_eq!([1, 8, 16, 64].map(|tokens| layout.columns(tokens)), [1, 2, 4, 8]);
         // The worst case: every expert has one pair more than whole tiles.
         assert_eq!(layout.max_tiles(1), 2);
         assert_eq!(layout.max_tiles(64), 128 / 8 + 8);

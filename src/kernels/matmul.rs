@@ -54,9 +54,8 @@ pub struct Output<'a> {
     pub accumulate: bool,
 }
 
-/// Tokens of a tile, ascending. One token alone takes a tile of two: a tile of one is 10 % faster by itself, but Mesa
-/// 22.3's software driver loads its code anew at each change of pipeline (1.7 ms, where a layer changes it four times).
-pub const COLUMNS: [u32; 3] = [2, 4, 8];
+/// Tokens of a tile, ascending.
+pub const COLUMNS: [u32; 4] = [1, 2, 4, 8];
 
 /// A product with its buffers bound.
 #[derive(Debug)]
@@ -73,24 +72,50 @@ struct Tile {
 }
 
 /// Rows of a lane. More rows share the activations' loads, fewer keep accumulators in registers.
-pub(super) fn rows_per_lane(class: Class, precision: Precision, columns: u32) -> u32 {
-    let wanted = if precision == Precision::I8 && columns == 8 { 8 } else { 4 };
+pub(super) fn rows_per_lane(format: Format, class: Class, precision: Precision, columns: u32) -> u32 {
+    let wanted = match precision {
+        Precision::F32 => 4,
+        // Whole bytes are unpacked into more registers than nibbles.
+        Precision::I8 if format.is_texels() => {
+            if columns == 8 && !format.is_four_bit() {
+                4
+            } else {
+                8
+            }
+        }
+        Precision::I8 => {
+            if columns == 8 {
+                8
+            } else {
+                4
+            }
+        }
+    };
     match class {
         Class::Subgroup(lanes) => wanted.min(BLOCK_ROWS / lanes),
         Class::Floor => 1,
     }
 }
 
-/// File and defines of a tile.
+/// Groups of a pass over k. Two share loads of scales and activations; with many tokens there are no registers left.
+fn groups_per_pass(format: Format, groups: u32, columns: u32) -> u32 {
+    if format.is_texels() && columns <= 2 && groups.is_multiple_of(2) { 2 } else { 1 }
+}
+
+/// File and defines of a tile, for rows of this many groups.
 pub(super) fn variant(
-    format: Format,
+    (format, groups): (Format, u32),
     precision: Precision,
     class: Class,
     pairs: bool,
     columns: u32,
 ) -> (&'static str, Defines) {
-    let rows = rows_per_lane(class, precision, columns);
+    let rows = rows_per_lane(format, class, precision, columns);
     let defines = format.defines().and(&class.defines()).set("R", i64::from(rows)).set("C", i64::from(columns));
+    let defines = match precision {
+        Precision::F32 => defines,
+        Precision::I8 => defines.set("U", i64::from(groups_per_pass(format, groups, columns))),
+    };
     match precision {
         Precision::F32 => ("matmul_f32", defines),
         Precision::I8 if pairs && format.is_four_bit() => ("matmul_i8", defines.flag("PAIRS")),
@@ -101,8 +126,8 @@ pub(super) fn variant(
 impl Matmul {
     /// Every kernel that a product may use, for compiling ahead.
     pub fn kernels(format: Format, precision: Precision, class: Class, pairs: bool) -> Vec<(String, Defines)> {
-        let variants = COLUMNS.iter().map(|&columns| variant(format, precision, class, pairs, columns));
-        variants.map(|(name, defines)| (name.to_string(), defines)).collect()
+        let of = |&columns: &u32| [1, 2].map(|groups| variant((format, groups), precision, class, pairs, columns));
+        COLUMNS.iter().flat_map(of).map(|(name, defines)| (name.to_string(), defines)).collect()
     }
 
     /// Binds a product. `bias` has n elements. i8 activations need quantised weights.
@@ -131,11 +156,12 @@ impl Matmul {
             let params = ctx.params.push(ctx.gpu, &params)?;
             // Any buffer does where there is no bias: it is not read.
             let bias = bias.map_or_else(
-                || slice.q.clone(),
+                || ctx.step_meta.clone(),
                 |b| b.buffer.slice(b.offset + 4 * u64::from(slice.first_row), 4 * u64::from(slice.num_rows)),
             );
             for tile in &mut tiles {
-                tile.parts.push(bind(ctx, weights.format, slice, x, y.slice, &bias, &params, tile.columns)?);
+                let format = (weights.format, stride(weights.k) / super::GROUP);
+                tile.parts.push(bind(ctx, format, slice, x, y.slice, &bias, &params, tile.columns)?);
             }
         }
         Ok(Matmul { label: label.into(), tiles })
@@ -154,7 +180,7 @@ impl Matmul {
 #[allow(clippy::too_many_arguments, reason = "one call site, which has each of them at hand")]
 fn bind(
     ctx: &KernelContext<'_>,
-    format: Format,
+    format: (Format, u32),
     slice: &PackedSlice,
     x: Activations<'_>,
     y: &BufferSlice,
@@ -176,7 +202,7 @@ fn bind(
     }
     bindings.extend(slice.h.iter().map(|h| ("wh", h)));
     bindings.extend(slice.s.iter().map(|s| ("ws", s)));
-    let rows_per_workgroup = rows_per_lane(ctx.class, precision, columns) * ctx.class.lanes();
+    let rows_per_workgroup = rows_per_lane(format.0, ctx.class, precision, columns) * ctx.class.lanes();
     Ok((ctx.gpu.bind(&kernel, &bindings)?, slice.num_rows.div_ceil(rows_per_workgroup)))
 }
 

@@ -94,6 +94,8 @@ pub struct Format {
     q_bytes: usize,
     high_bytes: usize,
     scales: Scales,
+    /// Planes are texels instead of buffers; see [`Format::as_texels`].
+    is_texels: bool,
 }
 
 /// Bytes of each plane.
@@ -145,7 +147,29 @@ impl Format {
             Int4(span) => (16, 0, Scales::Floats(span)),
             Int8(span) | Float8(span) => (32, 0, Scales::Floats(span)),
         };
-        Format { dtype, q_bytes, high_bytes, scales }
+        Format { dtype, q_bytes, high_bytes, scales, is_texels: false }
+    }
+
+    /// The same planes as texels: granules of 16 bytes, upper bits of a group and scales of a quad each in one texel. Blocks
+    /// lie side by side, each 64 texels wide: texel (64 * (b % w) + r, (b / w) * h + i) is item i of row r of block b, for
+    /// planes of w blocks in a row and h items in a block. `None` for types whose fields are smaller.
+    pub fn as_texels(self) -> Option<Format> {
+        let has_texels = matches!(self.scales, Scales::None | Scales::Half | Scales::Pair | Scales::K | Scales::Sixths);
+        (has_texels && self.q_bytes >= 16).then_some(Format { is_texels: true, ..self })
+    }
+
+    pub fn is_texels(self) -> bool {
+        self.is_texels
+    }
+
+    /// Bytes of a texel of each plane; 0 where there is no such plane.
+    pub fn texel_bytes(self) -> PlaneBytes {
+        let s = match self.scales {
+            Scales::None => 0,
+            Scales::Half => 8,
+            _ => 16,
+        };
+        PlaneBytes { q: 16, h: self.high_bytes as u64, s }
     }
 
     /// Elements have scales; else they are floats in themselves.
@@ -199,6 +223,7 @@ impl Format {
             Scales::Floats(_) => &["QUANTISED", "HAS_MINIMUM"],
         };
         let defines = names.iter().chain(scales).fold(Defines::new(), |d, name| d.flag(name));
+        let defines = if self.is_texels { defines.flag("TEXELS") } else { defines };
         match (self.dtype, self.scales) {
             (Q4_0, _) => defines.flag("HAS_MINIMUM").set("OFFSET", 8),
             (Q5_0, _) => defines.flag("HAS_MINIMUM").set("OFFSET", 16),

@@ -11,6 +11,7 @@ use super::{
     logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
+use crate::gpu::texels::TEXEL_LANES;
 use crate::model::dtype::{DType, GGUF_TYPES, Span};
 use crate::model::experts::{Routing, Scoring};
 use crate::model::spec::{Activation, MlpKind};
@@ -65,6 +66,10 @@ pub fn all() -> Vec<(String, Defines)> {
         for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {
             let format = Format::of(dtype);
             of_weights(class, format, &mut found);
+            let has_texels = matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES);
+            if let Some(format) = format.as_texels().filter(|_| has_texels) {
+                of_weights(class, format, &mut found);
+            }
         }
     }
     found.sort();

@@ -1,7 +1,9 @@
 //! Matrices on the GPU: packed planes, cut by rows where a binding cannot hold them.
 //!
-//! Host memory stays bounded: rows are packed and uploaded a few MiB at a time, straight from the (mapped) file.
+//! Host memory stays bounded: rows are packed and uploaded a few MiB at a time, straight from the (mapped) file. Planes are
+//! buffers, or texels where the adapter prefers those.
 
+use crate::gpu::texels::MAX_EXTENT;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError, Uploader};
 use crate::model::dtype::DType;
 
@@ -71,24 +73,29 @@ impl PackedMatrix {
     ) -> Result<PackedMatrix, WeightError> {
         let pack_error = |source| WeightError::Pack { label: label.into(), source };
         let format = Format::of(dtype);
+        let format = texel_format(gpu, format, k).unwrap_or(format);
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
         if let Some(part) = parts.iter().find(|p| row_bytes == 0 || !p.len().is_multiple_of(row_bytes)) {
             return Err(pack_error(PackError::PartialRow { dtype, k, bytes: part.len() }));
         }
         let rows: Vec<&[u8]> = parts.iter().flat_map(|p| p.chunks_exact(row_bytes)).collect();
-        let rows_per_slice = slice_rows(format.block_bytes(k), max_plane_bytes, gpu.caps().max_buffer_bytes)
+        let rows_per_slice = slice_rows(format, k, max_plane_bytes, gpu.caps().max_buffer_bytes)
             .ok_or_else(|| WeightError::RowTooLong { label: label.into(), k, max_plane_bytes })?;
         let mut slices = Vec::new();
         for (i, rows) in rows.chunks(rows_per_slice as usize).enumerate() {
             let first_row = i as u32 * rows_per_slice;
-            slices.push(upload_slice(gpu, uploader, label, format, k, first_row, rows)?);
+            let upload = if format.is_texels() { upload_texels } else { upload_slice };
+            slices.push(upload(gpu, uploader, label, format, k, first_row, rows)?);
         }
         Ok(PackedMatrix { label: label.into(), format, n: rows.len() as u32, k, slices })
     }
 
     /// Bytes on the GPU.
     pub fn bytes(&self) -> u64 {
-        self.slices.iter().map(|s| s.q.buffer.size()).sum()
+        // Planes share a buffer, or have texels of their own.
+        let others = |s: &PackedSlice| s.h.iter().chain(&s.s).map(|p| p.buffer.size()).sum::<u64>();
+        let more = |s: &PackedSlice| if self.format.is_texels() { others(s) } else { 0 };
+        self.slices.iter().map(|s| s.q.buffer.size() + more(s)).sum()
     }
 }
 
@@ -129,7 +136,7 @@ impl ExpertMatrix {
         let format = Format::of(dtype);
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
         let plane_bytes = format.block_bytes(k);
-        let rows_per_slice = slice_rows(plane_bytes, max_plane_bytes, gpu.caps().max_buffer_bytes)
+        let rows_per_slice = slice_rows(format, k, max_plane_bytes, gpu.caps().max_buffer_bytes)
             .ok_or_else(|| WeightError::RowTooLong { label: label.into(), k, max_plane_bytes })?;
         let blocks_per_expert = n.div_ceil(BLOCK_ROWS);
         let num_blocks = num_experts * blocks_per_expert;
@@ -190,11 +197,13 @@ pub fn upload_vector(
 }
 
 /// Rows of a slice whose planes fit a binding and, together, a buffer.
-fn slice_rows(block: PlaneBytes, max_plane_bytes: u64, max_buffer_bytes: u64) -> Option<u32> {
+fn slice_rows(format: Format, k: u32, max_plane_bytes: u64, max_buffer_bytes: u64) -> Option<u32> {
+    let block = format.block_bytes(k);
     let by_binding = max_plane_bytes / block.q.max(block.h).max(block.s).max(1);
     let by_buffer = max_buffer_bytes.saturating_sub(3 * PLANE_ALIGN) / (block.q + block.h + block.s).max(1);
     // Element indices within a plane must fit u32 with room to spare; no binding is larger than 2 GiB anyway.
     let blocks = by_binding.min(by_buffer).min(u64::from(u32::MAX / BLOCK_ROWS));
+    let blocks = if format.is_texels() { blocks.min(max_texel_blocks(format, k)) } else { blocks };
     (blocks > 0).then(|| blocks as u32 * BLOCK_ROWS)
 }
 
@@ -260,4 +269,76 @@ fn write_piece(
         }
     }
     Ok(())
+}
+
+/// Blocks side by side in a plane of texels.
+const MAX_ROW_BLOCKS: u64 = (MAX_EXTENT / BLOCK_ROWS) as u64;
+
+/// Texels of a block's row in each plane: q, h, s.
+fn texel_items(format: Format, k: u32) -> [u32; 3] {
+    let (block, texel) = (format.block_bytes(k), format.texel_bytes());
+    let items = |bytes: u64, texel: u64| bytes.checked_div(texel * u64::from(BLOCK_ROWS)).unwrap_or(0) as u32;
+    [items(block.q, texel.q), items(block.h, texel.h), items(block.s, texel.s)]
+}
+
+/// The format as texels, where the adapter prefers those and a block fits.
+fn texel_format(gpu: &Gpu, format: Format, k: u32) -> Option<Format> {
+    let format = format.as_texels().filter(|_| gpu.caps().prefers_texels)?;
+    texel_items(format, k).iter().all(|&items| items <= MAX_EXTENT).then_some(format)
+}
+
+fn max_texel_blocks(format: Format, k: u32) -> u64 {
+    let most = texel_items(format, k).into_iter().max().unwrap_or(1).max(1);
+    MAX_ROW_BLOCKS * u64::from(MAX_EXTENT / most)
+}
+
+/// As [`upload_slice`], with each plane as texels; [`Format::as_texels`] says which texel is what.
+fn upload_texels(
+    gpu: &Gpu,
+    uploader: &mut Uploader<'_>,
+    label: &str,
+    format: Format,
+    k: u32,
+    first_row: u32,
+    rows: &[&[u8]],
+) -> Result<PackedSlice, WeightError> {
+    let (block, texel, items) = (format.block_bytes(k), format.texel_bytes(), texel_items(format, k));
+    let num_blocks = (rows.len() as u64).div_ceil(u64::from(BLOCK_ROWS));
+    let bands = num_blocks.div_ceil(MAX_ROW_BLOCKS).max(1);
+    let row_blocks = num_blocks.div_ceil(bands).max(1) as usize;
+    let alloc = |items: u32, texel_bytes: u64| {
+        let extent = (row_blocks as u32 * BLOCK_ROWS, bands as u32 * items);
+        (items > 0).then(|| gpu.alloc_texels(label, extent, texel_bytes as u32)).transpose()
+    };
+    let planes = [alloc(items[0], texel.q)?, alloc(items[1], texel.h)?, alloc(items[2], texel.s)?];
+    let block_bytes = block.q + block.h + block.s;
+    let blocks_per_piece = ((PIECE_BYTES / block_bytes.max(1)).max(1) as usize).min(row_blocks);
+    let (mut packed, mut rect) = (Planes::default(), Vec::new());
+    for (band, rows) in rows.chunks(row_blocks * BLOCK_ROWS as usize).enumerate() {
+        for (piece, rows) in rows.chunks(blocks_per_piece * BLOCK_ROWS as usize).enumerate() {
+            rows.chunks(BLOCK_ROWS as usize).for_each(|rows| format.pack_block(k, rows, &mut packed));
+            let x = (piece * blocks_per_piece) as u32 * BLOCK_ROWS;
+            let width = rows.len().next_multiple_of(BLOCK_ROWS as usize) as u32;
+            for ((plane, items), bytes) in planes.iter().zip(items).zip([&packed.q, &packed.h, &packed.s]) {
+                let Some(plane) = plane else { continue };
+                side_by_side(bytes, (width / BLOCK_ROWS) as usize, items as usize, &mut rect);
+                uploader.write_texels(plane, (x, band as u32 * items), (width, items), &rect)?;
+            }
+            packed.clear();
+        }
+    }
+    let [q, h, s] = planes.map(|plane| plane.map(|p| p.whole()));
+    let q = q.ok_or_else(|| GpuError::Validation { what: label.into(), message: "rows without elements".into() })?;
+    Ok(PackedSlice { first_row, num_rows: rows.len() as u32, q, h, s })
+}
+
+/// Blocks one after the other, each of `items` runs, as rows of all blocks' runs.
+fn side_by_side(blocks: &[u8], num_blocks: usize, items: usize, out: &mut Vec<u8>) {
+    let run = blocks.len() / (num_blocks * items);
+    out.clear();
+    for item in 0..items {
+        for block in 0..num_blocks {
+            out.extend_from_slice(&blocks[(block * items + item) * run..][..run]);
+        }
+    }
 }

@@ -94,7 +94,7 @@ fn every_variant_keeps_the_limits_of_webgpu_and_orders_its_bindings() {
         assert!(invocations <= 256, "{}: {invocations} invocations", v.label);
         // Inputs, then outputs, then parameters.
         let order = |kind| match kind {
-            BindingKind::ReadOnly => 0,
+            BindingKind::ReadOnly | BindingKind::Texels(_) => 0,
             BindingKind::ReadWrite => 1,
             BindingKind::Uniform => 2,
         };
