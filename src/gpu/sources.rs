@@ -36,6 +36,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "copy_blocks"
     "embed"
     "fill"
+    "gather"
     "heads_norm"
     "logit_cap"
     "logprobs"

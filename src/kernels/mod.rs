@@ -7,6 +7,7 @@
 //! | [`matmul`] | products with packed weights, f32 or i8 activations |
 //! | [`mlp`] | act(gate) * up or act(up), f32 or quantised |
 //! | [`quantise`] | f32 rows to i8 |
+//! | [`gather`] | f32 rows in another order, f32 or quantised |
 //! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
 //! | [`measure`] | how fast products are on this adapter |
 //! | [`context`] | what every kernel is built from |
@@ -50,6 +51,7 @@ pub mod canary;
 pub mod context;
 pub mod copy_blocks;
 pub mod embed;
+pub mod gather;
 pub mod heads_norm;
 pub mod kv_layout;
 pub mod logit_cap;

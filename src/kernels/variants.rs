@@ -6,8 +6,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, copy_blocks, embed, heads_norm, logit_cap, logprobs, mlp, norm, penalties,
-    rope_kv_write, sample,
+    Class, RowCount, attention, canary, copy_blocks, embed, gather, heads_norm, logit_cap, logprobs, mlp, norm,
+    penalties, rope_kv_write, sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::{DType, GGUF_TYPES, Span};
@@ -83,6 +83,7 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend([false, true].map(|is_quantised| ("gather".into(), gather::defines(class, is_quantised))));
     found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
     for is_quantised in [false, true] {

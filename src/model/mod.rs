@@ -18,11 +18,13 @@ pub mod gguf;
 pub mod gguf_types;
 pub mod hub;
 pub mod inspect;
+mod location;
+pub mod packed;
 pub mod quant;
 pub mod rope;
 pub mod safetensors;
 pub mod sidecar;
 pub mod spec;
 
-pub use checkpoint::{Model, ModelFormat, ModelInfo, TensorFacts, TensorView};
+pub use checkpoint::{Model, ModelFormat, ModelInfo, TensorFacts, TensorView, WeightForm};
 pub use error::ModelError;

@@ -8,8 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, attention_work, copy_blocks, embed, heads_norm, logit_cap, matmul, mlp, norm, quantise, rope_kv_write,
-    sample, step_meta, variants,
+    attention, attention_work, copy_blocks, embed, gather, heads_norm, logit_cap, matmul, mlp, norm, quantise,
+    rope_kv_write, sample, step_meta, variants,
 };
 
 struct Variant {
@@ -131,6 +131,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("matmul_f32", product()),
         ("matmul_i8", product()),
         ("norm", mirror!(norm::Params: k stride eps scale)),
+        ("gather", mirror!(gather::Params: stride counts_logits)),
         ("quantise", mirror!(quantise::Params: stride)),
         ("heads_norm", mirror!(heads_norm::Params: q_len k_len num_q num_segments stride eps)),
         ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride)),

@@ -5,6 +5,8 @@ use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::kv_buffers::KvBuffers;
+use super::product::{Product, Reordered};
+use super::shapes::{attention_shape, kv_layout};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
@@ -12,8 +14,8 @@ use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
+use crate::kernels::gather::Gather;
 use crate::kernels::heads_norm::{self, HeadsNorm};
-use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::matmul::{self, Matmul};
@@ -43,21 +45,21 @@ pub struct StepShape {
 struct Layer {
     /// What attention's input passes through: a norm, or a copy in the forms that are read.
     attn_norm: Vec<Norm>,
-    qkv: Vec<Matmul>,
+    qkv: Vec<Product>,
     /// Where the q and k norm is not rope's own.
     qk_norm: Option<HeadsNorm>,
     rope: RopeKvWrite,
     attention: Attention,
     /// Where attention cannot quantise its own output.
     quantise_attended: Option<Quantise>,
-    o: Matmul,
+    o: Product,
     /// Where the sum is not the product's own: attention's part added to the hidden state.
     add_attended: Option<Norm>,
     /// Empty where the MLP reads what attention read.
     ffn_norm: Vec<Norm>,
-    gate_up: Vec<Matmul>,
+    gate_up: Vec<Product>,
     mlp: Vec<Mlp>,
-    down: Matmul,
+    down: Product,
     add_mlp: Option<Norm>,
 }
 
@@ -69,7 +71,7 @@ pub struct Forward {
     residual: Residual,
     layers: Vec<Layer>,
     output_norm: Vec<Norm>,
-    head: Matmul,
+    head: Product,
     logit_cap: Option<LogitCap>,
     penalties: Penalties,
     sample: Sample,
@@ -130,6 +132,7 @@ struct Builder<'a> {
     cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
+    reordered: Reordered,
 }
 
 impl Forward {
@@ -141,7 +144,15 @@ impl Forward {
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
-        let mut b = Builder { gpu, class, spec, cfg, meta: meta.whole(), arena: ParamArena::new() };
+        let mut b = Builder {
+            gpu,
+            class,
+            spec,
+            cfg,
+            meta: meta.whole(),
+            arena: ParamArena::new(),
+            reordered: Reordered::default(),
+        };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
         let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers, cfg.canary)?;
@@ -224,6 +235,11 @@ impl Forward {
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
     fn forms(&self, matrix: &PackedMatrix) -> Forms {
+        if matrix.order.is_some() { Forms::F32 } else { self.own_forms(matrix) }
+    }
+
+    /// What the product itself reads; inputs that are brought into another order are quantised after that.
+    fn own_forms(&self, matrix: &PackedMatrix) -> Forms {
         if matrix.format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
     }
 
@@ -411,7 +427,7 @@ impl Builder<'_> {
         x: &Activation,
         (y, y_stride): (&BufferSlice, u32),
         accumulate: bool,
-    ) -> Result<Matmul, LoadError> {
+    ) -> Result<Product, LoadError> {
         self.matmul_of(
             &part.matrix,
             part.bias.as_ref(),
@@ -421,6 +437,23 @@ impl Builder<'_> {
         )
     }
 
+    /// The inputs of a matrix in the order of its columns, where that is not theirs.
+    fn in_order(
+        &mut self,
+        matrix: &PackedMatrix,
+        x: &Activation,
+        rows: RowCount,
+    ) -> Result<Option<(Gather, Activation)>, LoadError> {
+        let (Some(order), Some(x)) = (&matrix.order, &x.f32) else { return Ok(None) };
+        let k = stride(matrix.k);
+        let num_rows = (x.size / (4 * u64::from(k))) as u32;
+        let ordered = self.reordered.get(self.gpu, num_rows, k, self.own_forms(matrix))?;
+        let Some(y) = ordered.outputs().next() else { return Ok(None) };
+        let label = format!("{} inputs", matrix.label);
+        let gather = Gather::new(&mut self.context(), &label, (x, order), k, y, rows)?;
+        Ok(Some((gather, ordered)))
+    }
+
     fn matmul_of(
         &mut self,
         matrix: &PackedMatrix,
@@ -428,15 +461,18 @@ impl Builder<'_> {
         x: &Activation,
         (y, y_stride, y_offset): (&BufferSlice, u32, u32),
         (accumulate, rows): (bool, RowCount),
-    ) -> Result<Matmul, LoadError> {
+    ) -> Result<Product, LoadError> {
         let bias = bias.map(Buffer::whole);
-        let x = match (self.forms(matrix).i8, &x.i8, &x.f32) {
+        let (gather, ordered) = self.in_order(matrix, x, rows)?.unzip();
+        let x = ordered.as_ref().unwrap_or(x);
+        let x = match (self.own_forms(matrix).i8, &x.i8, &x.f32) {
             (true, Some(x), _) => Activations::I8(x),
             (false, _, Some(x)) => Activations::F32(x),
             _ => return Err(LoadError::Unsupported(format!("{}: activations in the wrong form", matrix.label))),
         };
         let out = matmul::Output { slice: y, stride: y_stride, offset: y_offset, accumulate };
-        Ok(Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?)
+        let matmul = Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?;
+        Ok(Product { gather, matmul })
     }
 
     /// The q and k norms that are wider than rope's lanes.
@@ -558,28 +594,5 @@ fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a
         (None, _) => Kind::Copy,
         (Some(gain), NormKind::Rms) => Kind::Rms { gain },
         (Some(gain), NormKind::Layer { .. }) => Kind::Layer { gain, bias },
-    }
-}
-
-/// What attention is compiled for.
-pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
-    attention::Shape {
-        num_heads: spec.num_heads,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        kv: cfg.kv,
-        softcap: spec.block.attention_softcap,
-        has_sinks: spec.block.has_sinks,
-    }
-}
-
-/// How each layer's cache lies.
-pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
-    KvLayout {
-        num_blocks: cfg.num_blocks,
-        block_size: cfg.block_size,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        format: cfg.kv,
     }
 }

@@ -6,7 +6,7 @@ use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
 use crate::kernels::stride;
 use crate::kernels::weights::PackedMatrix;
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
-use crate::model::{Model, TensorView};
+use crate::model::{Model, TensorView, WeightForm};
 
 /// Rows of a fused projection that share a storage type.
 pub struct Part {
@@ -64,6 +64,9 @@ pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelW
     };
     report(0)?;
     let embedding = loader.matrix("embedding", &[WeightRole::TokenEmbedding])?;
+    if embedding.order.is_some() {
+        return Err(LoadError::Unsupported("an embedding table in an order of activations is not supported".into()));
+    }
     let positions = match spec.block.learned_positions {
         true => Some(loader.matrix("positions", &[WeightRole::PositionEmbedding])?),
         false => None,
@@ -74,7 +77,7 @@ pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelW
         layers.push(loader.layer(l)?);
         report(u64::from(l) + 2)?;
     }
-    let head = match model.weight(WeightRole::LmHead)? {
+    let head = match model.weight_form(WeightRole::LmHead)? {
         Some(_) => Some(loader.part("head", &[(WeightRole::LmHead, Some(WeightRole::HeadBias))], 0)?),
         None => None,
     };
@@ -129,13 +132,14 @@ impl Loader<'_> {
         let mut runs: Vec<(Vec<(WeightRole, Option<WeightRole>)>, u32)> = Vec::new();
         let mut last = None;
         for &(role, bias, y_offset) in roles {
-            let view = view(self.model, role)?;
-            let (dtype, rows) = (view.dtype, view.shape.first().copied().unwrap_or(0) as u32);
+            let form = form(self.model, role)?;
+            let rows = form.shape.first().copied().unwrap_or(0) as u32;
+            let kind = (form.dtype, form.order);
             match runs.last_mut() {
-                Some((run, _)) if last == Some((dtype, y_offset)) => run.push((role, Some(bias))),
+                Some((run, _)) if last.as_ref() == Some(&(kind.clone(), y_offset)) => run.push((role, Some(bias))),
                 _ => runs.push((vec![(role, Some(bias))], y_offset)),
             }
-            last = Some((dtype, y_offset + rows));
+            last = Some((kind, y_offset + rows));
         }
         runs.iter().map(|(run, y_offset)| self.part(name, run, *y_offset)).collect()
     }
@@ -146,7 +150,7 @@ impl Loader<'_> {
         let mut bias = Vec::with_capacity(matrix.n as usize);
         let mut has_bias = false;
         for (role, bias_role) in run {
-            let rows = view(self.model, *role)?.shape.first().copied().unwrap_or(0) as usize;
+            let rows = form(self.model, *role)?.shape.first().copied().unwrap_or(0) as usize;
             let values = match bias_role {
                 Some(bias_role) => self.model.weight(*bias_role)?.map(|v| floats(&v)).transpose()?,
                 None => None,
@@ -164,7 +168,13 @@ impl Loader<'_> {
         let k = views[0].shape.last().copied().unwrap_or(0) as u32;
         let parts: Vec<&[u8]> = views.iter().map(|v| v.bytes.as_ref()).collect();
         let label = format!("{}{name}", self.label);
-        Ok(PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?)
+        let mut matrix = PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?;
+        if let Some(order) = &views[0].order {
+            let buffer = self.gpu.alloc(&format!("{label} order"), u64::from(k) * 4, BufferUse::Storage)?;
+            self.uploader.write(&buffer.whole(), bytemuck::cast_slice(order))?;
+            matrix.order = Some(buffer.whole());
+        }
+        Ok(matrix)
     }
 
     /// A norm's vectors, padded with zeros; `None` when the model has no such norm.
@@ -206,6 +216,10 @@ impl Loader<'_> {
         self.uploader.write(&buffer.whole(), bytemuck::cast_slice(values))?;
         Ok(buffer)
     }
+}
+
+fn form(model: &Model, role: WeightRole) -> Result<WeightForm, LoadError> {
+    model.weight_form(role)?.ok_or(LoadError::MissingWeight { role })
 }
 
 fn view(model: &Model, role: WeightRole) -> Result<TensorView<'_>, LoadError> {
