@@ -38,6 +38,10 @@ pub struct StepBatch {
     /// `logit_bias` entries, each token once per row.
     pub biases: Vec<(TokenId, f32)>,
     pub bias_start: Vec<u32>, // [num_logits + 1]
+    /// Tokens that rows may draw, a bit each: those of row l begin at word `mask_start[l]`, or it may draw any
+    /// ([`NO_MASK`]). Both are empty when no row has a mask.
+    pub masks: Vec<u32>,
+    pub mask_start: Vec<u32>, // [num_logits]
     /// Rows whose tables begin with the same blocks: they may read them together. [`StepBatch::find_groups`] fills it.
     pub groups: PrefixGroups,
     /// For the KV canary: the chain of what each row computed before, `[num_rows]`, or empty when it is off.
@@ -49,6 +53,9 @@ pub struct StepBatch {
     /// What comes back besides the sampled ids.
     pub want: Want,
 }
+
+/// Stands for "any token" in [`StepBatch::mask_start`].
+pub const NO_MASK: u32 = u32::MAX;
 
 /// A block of the pool whose K and V, of all layers, become those of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +139,8 @@ impl StepBatch {
             penalty_start,
             biases,
             bias_start,
+            masks,
+            mask_start,
             groups,
             chains,
             swap_out,
@@ -155,6 +164,8 @@ impl StepBatch {
             logit_tokens,
             penalty_start,
             bias_start,
+            masks,
+            mask_start,
         ] {
             v.clear();
         }
@@ -253,6 +264,21 @@ impl StepBatch {
             });
         }
         self.find_groups();
+    }
+
+    /// Lets logit row `l` draw the tokens of `mask` only, once all rows are in. [ceil(vocab / 32)]
+    pub fn mask_row(&mut self, l: usize, mask: &[u32]) {
+        self.mask_start.resize(self.num_logits(), NO_MASK);
+        self.mask_start[l] = self.masks.len() as u32;
+        self.masks.extend_from_slice(mask);
+    }
+
+    /// True when logit row `l` may draw this token.
+    pub fn may_draw(&self, l: usize, token: TokenId) -> bool {
+        match self.mask_start.get(l) {
+            None | Some(&NO_MASK) => true,
+            Some(&start) => self.masks[(start + token / 32) as usize] >> (token % 32) & 1 == 1,
+        }
     }
 
     /// Finds rows that share leading blocks, once all rows are in.
@@ -360,12 +386,24 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
+        self.check_masks(vocab_size)?;
         self.check_copies(num_blocks)?;
         (0..rows).try_for_each(|row| self.check_row(row, num_blocks))?;
         if !self.chains.is_empty() && self.chains.len() != rows {
             return Err(format!("chains has {} entries, not {rows}", self.chains.len()));
         }
         self.groups.check(self.tables())
+    }
+
+    fn check_masks(&self, vocab_size: u32) -> Result<(), String> {
+        let words = vocab_size.div_ceil(32) as usize;
+        if !self.mask_start.is_empty() && self.mask_start.len() != self.num_logits() {
+            return Err(format!("mask_start has {} entries, not {}", self.mask_start.len(), self.num_logits()));
+        }
+        match self.mask_start.iter().find(|&&start| start != NO_MASK && start as usize + words > self.masks.len()) {
+            Some(start) => Err(format!("a mask begins at word {start} of {}", self.masks.len())),
+            None => Ok(()),
+        }
     }
 
     /// So that copies may be done at once or in any order.

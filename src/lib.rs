@@ -10,6 +10,7 @@ pub mod app;
 pub mod batch;
 pub mod cli;
 pub mod config;
+pub mod constrain;
 pub mod engine;
 pub mod executor;
 pub mod gpu;

@@ -3,6 +3,10 @@
 //! Guarantees: every type here is `Send`, owns its data and names no engine internals. Exactly one terminal event
 //! ([`EngineEvent::Finished`] or [`EngineEvent::Failed`]) ends each run.
 
+mod output_rules;
+
+pub use output_rules::{OutputRules, TokenConstraint};
+
 use crate::ids::{BlockId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
 
@@ -386,6 +390,7 @@ pub enum EngineCommand<Load, Sink> {
     Submit {
         id: RequestId,
         request: Box<GenerateRequest>,
+        rules: OutputRules,
         events: Sink,
     },
     /// A run whose prompt is the first `keep_tokens` tokens of `parent`, then the request's own.

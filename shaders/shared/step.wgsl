@@ -37,6 +37,11 @@ fn num_copies() -> u32 { return step_meta[18]; }
 /// (block to copy from, block to copy to)
 fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[19] + idx * 2u; return vec2(step_meta[at], step_meta[at + 1u]); }
 
+/// First mask word of a logit row, or 0xffffffff: only where the step has masks.
+fn mask_start(logit: u32) -> u32 { return step_meta[step_meta[20] + logit]; }
+/// Bits of 32 tokens: set where the token may be drawn.
+fn mask_word(idx: u32) -> u32 { return step_meta[step_meta[21] + idx]; }
+
 // How attention is cut into workgroups: see kernels/attention_work.rs.
 fn num_single_items() -> u32 { return step_meta[24]; }
 fn num_items() -> u32 { return step_meta[25]; }

@@ -17,7 +17,7 @@ use crate::protocol::{
 };
 use crate::sampling::beam::{BeamSearch, Hypothesis};
 use crate::scheduler::{
-    Committed, GangAdvance, GangChild, GangNext, GangRows, NewSequence, Scheduler, StepPlan, gang_bound,
+    Committed, GangAdvance, GangChild, GangNext, GangRows, NewSequence, RowResult, Scheduler, StepPlan, gang_bound,
 };
 use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
@@ -175,6 +175,12 @@ impl EngineCore {
     pub(super) fn run_by(&self, sequence: RequestId) -> Option<&LiveRun> {
         let (_, run) = self.runs.range(..=sequence).next_back()?;
         run.choice_of(sequence).map(|_| run)
+    }
+
+    /// The token that a beam goes on with after this row, whichever beam's children they are.
+    pub(super) fn beam_token(&self, row: &RowResult) -> Option<TokenId> {
+        let beam = self.scheduler.get(row.request).filter(|seq| seq.gang().is_some() && row.logit_idx.is_some())?;
+        beam.output().last().copied()
     }
 
     /// A choice of a run ended; a search tells all its outputs.

@@ -12,7 +12,7 @@ use super::output::TextOutput;
 use super::run_state::LiveRun;
 use crate::ids::{RequestId, TokenId};
 use crate::kv::CacheKey;
-use crate::protocol::{FinishReason, GenerateRequest, InvalidParam, RunError, Usage};
+use crate::protocol::{FinishReason, GenerateRequest, InvalidParam, OutputRules, RunError, Usage};
 use crate::scheduler::{Ended, NewFork, NewSequence, QueuePlace};
 use std::collections::VecDeque;
 
@@ -62,10 +62,17 @@ pub(super) enum Start {
 
 impl EngineCore {
     /// Queues a run; a refusal is its terminal event.
-    pub(super) fn add(&mut self, id: RequestId, mut request: GenerateRequest, start: Start, events: EventSink) {
+    pub(super) fn add(
+        &mut self,
+        id: RequestId,
+        (mut request, rules): (GenerateRequest, OutputRules),
+        start: Start,
+        events: EventSink,
+    ) {
         let search = self.searches.prepare(&mut request, &self.model);
         let asked = (request.decoding.clone(), request.sampling.logprobs.is_some());
-        let mut run = self.new_run(id, request.owner.clone(), events, asked, &request.stop.stop_strings);
+        let text = self.text_output(&request.stop.stop_strings, 0, rules.shows_special);
+        let mut run = self.new_run(id, request.owner.clone(), events, asked, text).with_rules(rules);
         let mut new = self.new_sequence(id, request);
         if run.ranks() && new.sampling.logprobs.is_none() {
             new.sampling.logprobs = Some(0);
@@ -89,8 +96,8 @@ impl EngineCore {
         }
     }
 
-    pub(super) fn text_output(&self, stop_strings: &[String], choice: u32) -> TextOutput {
-        TextOutput::new(self.model.tokenizer.clone(), stop_strings, choice)
+    pub(super) fn text_output(&self, stop_strings: &[String], choice: u32, shows_special: bool) -> TextOutput {
+        TextOutput::new(self.model.tokenizer.clone(), stop_strings, choice).showing_special(shows_special)
     }
 
     /// Hands a sequence to the scheduler; gives it back with all of its prompt.
@@ -154,7 +161,8 @@ impl EngineCore {
             refused.extend(queued.err().map(|error| (choice, error)));
         }
         for choice in 1..num_sequences {
-            let text = self.text_output(&new.stop.stop_strings, choice);
+            let shows_special = self.runs.get(&id).is_some_and(LiveRun::shows_special);
+            let text = self.text_output(&new.stop.stop_strings, choice, shows_special);
             if let Some(run) = self.runs.get_mut(&id) {
                 run.begin_choice(text);
             }

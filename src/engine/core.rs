@@ -11,6 +11,7 @@ use super::handle::{LoadedModel, Shared};
 use super::loader::{LoadFailure, Loaded, Rebuild};
 use super::mailbox::EventSink;
 use super::options::{CheckLevel, EngineOptions};
+use super::output::TextOutput;
 use super::preempt_meter::PreemptMeter;
 use super::prefetch::Prefetch;
 use super::run_state::{LiveRun, StepTime};
@@ -29,6 +30,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 mod failures;
+mod masks;
 mod snapshot;
 mod tiers;
 
@@ -153,11 +155,11 @@ impl EngineCore {
         owner: OwnerTag,
         events: EventSink,
         (decoding, shows_logprobs): (Decoding, bool),
-        stop_strings: &[String],
+        text: TextOutput,
     ) -> LiveRun {
         let submitted_us = micros64(events.created().saturating_duration_since(self.started));
         let mut run = LiveRun::new(id, owner, events, (decoding, shows_logprobs), submitted_us);
-        run.begin_choice(self.text_output(stop_strings, 0));
+        run.begin_choice(text);
         run
     }
 
@@ -211,6 +213,7 @@ impl EngineCore {
         if self.executor.as_ref().is_some_and(|executor| executor.has_canary()) {
             self.batch.add_chains(&plan, &self.scheduler);
         }
+        let unfollowed = self.mask_rows(&plan);
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
@@ -221,7 +224,8 @@ impl EngineCore {
         };
         self.num_failed_steps = 0;
         let after_gpu = Instant::now();
-        let corrupted = self.taint(&plan, &output.corrupted);
+        let mut faulty = self.taint(&plan, &output.corrupted);
+        faulty.extend(unfollowed);
         let committed = self.commit(&plan, &output);
         let mut record = StepRecord {
             step: self.step,
@@ -243,10 +247,10 @@ impl EngineCore {
         self.binding = plan.binding.map(record::wait_reason);
         self.tell_plan(&plan, record.t0_us);
         // The first terminal event counts: text that follows it is not heard.
-        corrupted.iter().for_each(|(id, error)| self.tell_failure(*id, error));
+        faulty.iter().for_each(|(id, error)| self.tell_failure(*id, error));
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
-        corrupted.iter().for_each(|(id, error)| self.fail(*id, error));
+        faulty.iter().for_each(|(id, error)| self.fail(*id, error));
         self.count(output.stats, output.gpu_us);
         self.finish_record(record, start, after_gpu);
         StepOutcome::Done
@@ -360,7 +364,7 @@ impl EngineCore {
         let at = self.step_time();
         let mut stops: HashMap<RequestId, String> = HashMap::new();
         for (row, shown) in committed.rows.iter().zip(&mut record.rows) {
-            shown.sampled = row.token;
+            shown.sampled = row.token.or_else(|| self.beam_token(row));
             let Some(token) = row.token else { continue };
             let Some((run, choice)) = self.run_of(row.request) else { continue };
             let logprobs = row.logit_idx.and_then(|i| logprobs.get_mut(i as usize)).and_then(Option::take);

@@ -41,7 +41,7 @@ use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{EngineCommand, GenerateRequest, InvalidParam, RunError};
+use crate::protocol::{Decoding, EngineCommand, GenerateRequest, InvalidParam, OutputRules, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -302,7 +302,16 @@ impl EngineHandle {
     /// Checks a request in full and queues it. A request without a seed draws one here. Choice c of the run is request
     /// `id + c` in telemetry.
     pub fn submit(&self, request: GenerateRequest) -> Result<Run, RunError> {
-        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, events })
+        self.submit_with(request, OutputRules::default())
+    }
+
+    /// As [`Self::submit`], with rules for the output. A beam search takes no constraint.
+    pub fn submit_with(&self, request: GenerateRequest, rules: OutputRules) -> Result<Run, RunError> {
+        if rules.constraint.is_some() && matches!(request.decoding, Decoding::Beam(_)) {
+            let message = "cannot be constrained by a grammar".into();
+            return Err(InvalidParam { field: "use_beam_search", message }.into());
+        }
+        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, rules, events })
     }
 
     /// Queues a run whose prompt is the first `keep_tokens` tokens (prompt and output) of `parent`, followed by the

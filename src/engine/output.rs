@@ -33,6 +33,14 @@ impl TextOutput {
         TextOutput { choice, detokenizer, matcher: StopMatcher::new(stop_strings) }
     }
 
+    /// Special tokens are part of the text, too.
+    pub fn showing_special(mut self, shows: bool) -> Self {
+        if shows {
+            self.detokenizer = self.detokenizer.showing_special();
+        }
+        self
+    }
+
     /// Takes the next token of the output.
     pub fn push(&mut self, token: TokenId, logprobs: Option<TokenLogprobs>) -> Piece {
         let matched = self.matcher.push(&self.detokenizer.push(token));

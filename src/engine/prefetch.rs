@@ -10,7 +10,7 @@ use super::mailbox::EventSink;
 use crate::executor::Executor;
 use crate::ids::RequestId;
 use crate::kv::CacheKey;
-use crate::protocol::GenerateRequest;
+use crate::protocol::{GenerateRequest, OutputRules};
 use crate::scheduler::Scheduler;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ pub const LAST_FILES: Duration = Duration::from_secs(10);
 pub(super) struct Held {
     pub id: RequestId,
     pub request: GenerateRequest,
+    pub rules: OutputRules,
     pub start: Start,
     pub events: EventSink,
 }

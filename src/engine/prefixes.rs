@@ -13,7 +13,8 @@ impl EngineCore {
             PrefixCommand::Pin { id, request, events } => self.pin(id, *request, events),
             PrefixCommand::Keep { id, prefix, name, owner, events } => {
                 let client = owner.id;
-                let run = self.new_run(id, owner, events, (Decoding::ONE, false), &[]).for_pin();
+                let text = self.text_output(&[], 0, false);
+                let run = self.new_run(id, owner, events, (Decoding::ONE, false), text).for_pin();
                 let added = self.scheduler.keep_prefix(id, prefix, name, client);
                 self.queued(id, run, added);
             }
@@ -31,7 +32,8 @@ impl EngineCore {
     }
 
     fn pin(&mut self, id: RequestId, request: PinRequest, events: EventSink) {
-        let run = self.new_run(id, request.owner.clone(), events, (Decoding::ONE, false), &[]).for_pin();
+        let text = self.text_output(&[], 0, false);
+        let run = self.new_run(id, request.owner.clone(), events, (Decoding::ONE, false), text).for_pin();
         let added = self.scheduler.add_pin(NewPin {
             id,
             name: request.name,

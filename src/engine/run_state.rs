@@ -4,7 +4,9 @@ use super::choices::{self, Choice};
 use super::mailbox::EventSink;
 use super::output::TextOutput;
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunTimings, TokenLogprobs, Usage};
+use crate::protocol::{
+    Decoding, EngineEvent, FinishReason, OutputRules, OwnerTag, RunTimings, TokenConstraint, TokenLogprobs, Usage,
+};
 use crate::scheduler::{Ended, NewSequence, Sequence};
 use crate::telemetry::{RequestInfo, RequestState, WaitReason};
 
@@ -28,6 +30,9 @@ pub struct LiveRun {
     usage: Usage,
     /// It computes a prefix to be pinned: its token means nothing and is not sent.
     is_pin: bool,
+    rules: OutputRules,
+    /// The constraint of each choice that has drawn a token.
+    constraints: Vec<Option<Box<dyn TokenConstraint>>>,
 }
 
 /// When a step was committed.
@@ -62,7 +67,33 @@ impl LiveRun {
             shows_logprobs,
             usage: Usage::default(),
             is_pin: false,
+            rules: OutputRules::default(),
+            constraints: Vec::new(),
         }
+    }
+
+    pub fn with_rules(mut self, rules: OutputRules) -> Self {
+        self.rules = rules;
+        self
+    }
+
+    /// Special tokens are part of the text.
+    pub fn shows_special(&self) -> bool {
+        self.rules.shows_special
+    }
+
+    pub fn is_constrained(&self) -> bool {
+        self.rules.constraint.is_some()
+    }
+
+    /// What a choice's next token must follow.
+    pub fn constraint(&mut self, choice: usize) -> Option<&mut dyn TokenConstraint> {
+        let first = self.rules.constraint.as_ref()?;
+        if self.constraints.len() <= choice {
+            self.constraints.resize_with(choice + 1, || None);
+        }
+        let state = self.constraints[choice].get_or_insert_with(|| first.fork());
+        Some(&mut **state)
     }
 
     /// The run of a prefix that is to be pinned.
@@ -240,6 +271,7 @@ impl LiveRun {
                 Some(leader) => (seq.id().0 - leader.0) as u32,
                 None => self.choice_of(seq.id()).unwrap_or(0) as u32,
             },
+            is_beam: seq.gang().is_some(),
             priority: seq.priority(),
             swapped_blocks: 0,
             preemptions: seq.preemptions(),
@@ -264,6 +296,7 @@ impl LiveRun {
             blocks: Vec::new(),
             parent: ended.parent,
             choice: self.choice_of(ended.request).unwrap_or(0) as u32,
+            is_beam: self.is_search(),
             priority: 0,
             swapped_blocks: 0,
             preemptions: usage.preemptions,

@@ -12,7 +12,7 @@ use super::loader::{LoadFailure, Loaded, Progress};
 use super::mailbox::EventSink;
 use super::options::LoadRequest;
 use crate::ids::RequestId;
-use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, PrefixCommand, RunError};
+use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, OutputRules, PrefixCommand, RunError};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -143,9 +143,12 @@ impl EngineThread {
 
     fn handle(&mut self, command: Command) {
         match command {
-            EngineCommand::Submit { id, request, events } => self.start_run(id, *request, Start::Prompt, events),
+            EngineCommand::Submit { id, request, rules, events } => {
+                self.start_run(id, (*request, rules), Start::Prompt, events);
+            }
             EngineCommand::Fork { id, parent, keep_tokens, request, events } => {
-                self.start_run(id, *request, Start::Fork { parent, keep_tokens }, events);
+                let request = (*request, OutputRules::default());
+                self.start_run(id, request, Start::Fork { parent, keep_tokens }, events);
             }
             EngineCommand::Abort { id } => {
                 if let Some(core) = &mut self.core {
@@ -179,7 +182,7 @@ impl EngineThread {
         }
     }
 
-    fn start_run(&mut self, id: RequestId, request: GenerateRequest, start: Start, events: EventSink) {
+    fn start_run(&mut self, id: RequestId, request: (GenerateRequest, OutputRules), start: Start, events: EventSink) {
         match &mut self.core {
             Some(core) => core.submit(id, request, start, events),
             None => {

@@ -219,9 +219,16 @@ impl PagedFake {
         let hash = draw_hash(seen, &batch.sampling[l], penalties, biases);
         let latest_first = (0..=position).rev().map(|p| self.tokens[self.slot(table, p)]);
         match self.config.reply {
-            Reply::Tokens => ((hash % u64::from(self.config.vocab_size)) as TokenId, hash),
-            Reply::Words(words) => (words.next(latest_first, hash), hash),
+            Reply::Tokens => (self.next_allowed(batch, l, (hash % u64::from(self.config.vocab_size)) as TokenId), hash),
+            Reply::Words(words) => (self.next_allowed(batch, l, words.next(latest_first, hash)), hash),
         }
+    }
+
+    /// The token, or the next one that the row's mask allows.
+    fn next_allowed(&self, batch: &StepBatch, l: usize, token: TokenId) -> TokenId {
+        let vocab = self.config.vocab_size;
+        let mut order = (0..vocab).map(|i| (token + i) % vocab);
+        order.find(|&t| batch.may_draw(l, t)).unwrap_or(token)
     }
 
     fn slot(&self, table: &[u32], position: u32) -> usize {

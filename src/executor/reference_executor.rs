@@ -7,7 +7,7 @@ use crate::batch::{StepBatch, Want};
 use crate::executor::host_store::HostStore;
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::{BlockId, HostSlot, TokenId};
-use crate::kernels::mlp;
+use crate::kernels::{mask, mlp};
 use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, RopeSpec, WeightRole};
 use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
@@ -433,6 +433,7 @@ fn draw(
         logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - logsumexp) as f32);
     }
     reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
+    mask::reference(&mut logits, |token| batch.may_draw(l, token));
     let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
     let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
     let logprobs = rules.logprobs.map(|n| {

@@ -40,6 +40,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "heads_norm"
     "logit_cap"
     "logprobs"
+    "mask"
     "matmul_f32"
     "matmul_i8"
     "mlp"

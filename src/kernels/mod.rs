@@ -22,6 +22,7 @@
 //! | [`logit_cap`] | logits scaled and bounded by a soft cap |
 //! | [`canary`] | marks of what was written to each slot, and their check |
 //! | [`penalties`] | repetition, presence and frequency penalties, biases |
+//! | [`mask`] | tokens that a grammar does not allow |
 //! | [`sample`] | greedy or drawn token per logit row |
 //! | [`logprobs`] | log-probabilities for rows that ask |
 //!
@@ -56,6 +57,7 @@ pub mod heads_norm;
 pub mod kv_layout;
 pub mod logit_cap;
 pub mod logprobs;
+pub mod mask;
 pub mod matmul;
 pub mod measure;
 pub mod mlp;

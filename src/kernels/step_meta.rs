@@ -34,6 +34,8 @@ pub mod header {
     pub const SLOT_OF_ROW: usize = 17;
     pub const NUM_COPIES: usize = 18;
     pub const COPIES: usize = 19;
+    pub const MASK_START: usize = 20;
+    pub const MASKS: usize = 21;
     pub const NUM_SINGLE_ITEMS: usize = 24;
     pub const NUM_ITEMS: usize = 25;
     pub const NUM_MERGES: usize = 26;
@@ -62,6 +64,8 @@ pub fn num_words(batch: &StepBatch, work: &AttentionWork) -> usize {
         + batch.bias_start.len()
         + 2 * batch.biases.len()
         + 2 * batch.copies.len()
+        + batch.mask_start.len()
+        + batch.masks.len()
 }
 
 /// Replaces `words` by the batch's metadata.
@@ -90,6 +94,8 @@ pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     section(words, header::BIAS_START, batch.bias_start.iter().copied());
     section(words, header::BIASES, batch.biases.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
     section(words, header::COPIES, batch.copies.iter().flat_map(|copy| [copy.from, copy.to]));
+    section(words, header::MASK_START, batch.mask_start.iter().copied());
+    section(words, header::MASKS, batch.masks.iter().copied());
     words[header::NUM_SINGLE_ITEMS] = work.counts.single;
     words[header::NUM_ITEMS] = work.items.len() as u32;
     words[header::NUM_MERGES] = work.merges.len() as u32;
@@ -171,6 +177,8 @@ mod tests {
             biases: vec![(8, -1.5)],
             bias_start: vec![0, 1, 1],
             chains: vec![77, 78],
+            masks: vec![5],
+            mask_start: vec![NONE, 0],
             ..StepBatch::default()
         }
     }
@@ -212,6 +220,7 @@ mod tests {
         assert_eq!(at(header::WORK_TOKENS, 4), [2, 7, 1, 9]);
         assert_eq!(at(header::MERGES, 4), [2, 7, 3, 5]);
         assert_eq!(at(header::CHAINS, 2), [77, 78]);
+        assert_eq!((at(header::MASK_START, 2), at(header::MASKS, 1)), (&[NONE, 0][..], &[5][..]));
         assert_eq!(words[header::MOST_KEYS], 9);
     }
 

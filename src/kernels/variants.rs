@@ -6,7 +6,7 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, copy_blocks, embed, gather, heads_norm, logit_cap, logprobs, mlp, norm,
+    Class, RowCount, attention, canary, copy_blocks, embed, gather, heads_norm, logit_cap, logprobs, mask, mlp, norm,
     penalties, rope_kv_write, sample,
 };
 use crate::gpu::Defines;
@@ -55,6 +55,7 @@ pub fn all() -> Vec<(String, Defines)> {
         of_rows(class, &mut found);
         of_heads(class, &mut found);
         found.push(("penalties".into(), penalties::defines()));
+        found.push(("mask".into(), mask::defines()));
         found.push(("sample".into(), sample::defines(class)));
         found.push(("logprobs".into(), logprobs::defines()));
         for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {

@@ -6,10 +6,12 @@
 use super::error::{ApiError, ApiResult};
 use super::metrics::Metrics;
 use super::options::ServerOptions;
+use crate::constrain::GrammarCompiler;
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
 use crate::ids::RequestId;
 use crate::protocol::OwnerTag;
+use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -30,6 +32,8 @@ pub struct AppState {
     under_way: Mutex<UnderWay>,
     /// Steps that the engine had made when it last moved, and when that was, in milliseconds since the start.
     progress: (AtomicU64, AtomicU64),
+    /// Of the model whose tokenizer stands beside it; made when it is first wanted.
+    compiler: Mutex<Option<(Arc<Tokenizer>, Arc<GrammarCompiler>)>>,
 }
 
 #[derive(Default)]
@@ -60,6 +64,7 @@ impl AppState {
             is_draining: AtomicBool::new(false),
             under_way: Mutex::new(UnderWay::default()),
             progress: (AtomicU64::new(0), AtomicU64::new(0)),
+            compiler: Mutex::new(None),
         })
     }
 
@@ -86,6 +91,21 @@ impl AppState {
                 .with_param("model")
                 .with_code("model_not_found")),
         }
+    }
+
+    /// What compiles grammars for the model. It may take a while: not on a thread that serves others.
+    pub fn compiler(&self, model: &LoadedModel) -> ApiResult<Arc<GrammarCompiler>> {
+        let mut known = lock(&self.compiler);
+        if let Some((tokenizer, compiler)) = &*known
+            && Arc::ptr_eq(tokenizer, &model.tokenizer)
+        {
+            return Ok(compiler.clone());
+        }
+        let compiler = GrammarCompiler::new(&model.tokenizer, model.vocab_size, &model.eos_token_ids)
+            .map_err(|e| ApiError::bad_request(format!("outputs of this model cannot follow a grammar: {e}")))?;
+        let compiler = Arc::new(compiler);
+        *known = Some((model.tokenizer.clone(), compiler.clone()));
+        Ok(compiler)
     }
 
     /// Admits one request of a caller: 503 while the server drains, 429 beyond the limit of its key.

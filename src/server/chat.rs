@@ -9,13 +9,14 @@ use super::prepare::{self, Limits, UNSUPPORTED, is_empty_list};
 use super::prompt;
 use super::reducer::{Delta, Part, Reducer, Tally};
 use super::sse::{self, Encode};
+use super::structured;
 use super::wire::chat::{
     AssistantMessage, ChatChoice, ChatChunk, ChatFields, ChatLogprobs, ChatResponse, ChunkChoice, ChunkDelta,
 };
 use super::wire::{SamplingFields, StreamOptions, UsageBody};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
-use crate::protocol::GenerateRequest;
+use crate::protocol::{GenerateRequest, OutputRules};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
@@ -24,11 +25,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields of chats that the engine cannot honour, with the values that mean nothing.
-const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 12] = [
+const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 10] = [
     ("tools", is_empty_list),
     ("tool_choice", |value| value == "none" || value == "auto"),
-    ("response_format", |value| value["type"] == "text"),
-    ("structured_outputs", |_| false),
     ("functions", is_empty_list),
     ("function_call", |value| value == "none"),
     ("modalities", |value| *value == json!(["text"])),
@@ -46,6 +45,7 @@ struct Prepared {
     fields: SamplingFields,
     own: ChatFields,
     request: GenerateRequest,
+    rules: OutputRules,
     /// What the answer begins with: the message that it continues, where it is echoed.
     prefix: String,
 }
@@ -61,7 +61,13 @@ pub async fn create(
     let id = new_id("chatcmpl-");
     let stream = prepared.fields.stream == Some(true);
     let n = prepared.request.decoding.num_choices() as usize;
-    let generation = Generation::submit(&app, &caller, &id, vec![prepared.request.clone()], "messages")?;
+    let generation = Generation::submit(
+        &app,
+        &caller,
+        &id,
+        vec![(prepared.request.clone(), structured::fork(&prepared.rules))],
+        "messages",
+    )?;
     let shows_stop = prepared.fields.include_stop_str_in_output == Some(true);
     let reducer = Reducer::new(n, vec![prepared.prefix.clone()], shows_stop);
     let writer = Writer::new(id, prepared);
@@ -113,7 +119,8 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     };
     let request = prepare::requests(&fields, &limits, vec![prompt], &model, caller)?.swap_remove(0);
     let prefix = rendered.continued.filter(|_| fields.echo == Some(true)).unwrap_or_default();
-    Ok(Prepared { model, name, fields, own, request, prefix })
+    let rules = structured::rules(app, &model, value, None)?;
+    Ok(Prepared { model, name, fields, own, request, rules, prefix })
 }
 
 /// Makes chunks of deltas, and one body of all deltas.

@@ -9,13 +9,14 @@ use super::prepare::{self, Limits, UNSUPPORTED};
 use super::prompt;
 use super::reducer::{Delta, Part, Reducer, Tally};
 use super::sse::{self, Encode};
+use super::structured;
 use super::wire::completion::{
     CompletionChoice, CompletionFields, CompletionLogprobs, CompletionResponse, PromptField,
 };
 use super::wire::{SamplingFields, StreamOptions};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
-use crate::protocol::GenerateRequest;
+use crate::protocol::{GenerateRequest, OutputRules};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
@@ -33,6 +34,7 @@ struct Prepared {
     fields: SamplingFields,
     own: CompletionFields,
     requests: Vec<GenerateRequest>,
+    rules: OutputRules,
     /// The prompts' texts, where they are echoed.
     prefixes: Vec<String>,
 }
@@ -48,7 +50,8 @@ pub async fn create(
     let id = new_id("cmpl-");
     let stream = prepared.fields.stream == Some(true);
     let n = prepared.requests.first().map_or(1, |request| request.decoding.num_choices() as usize);
-    let generation = Generation::submit(&app, &caller, &id, prepared.requests.clone(), "prompt")?;
+    let requests = prepared.requests.iter().map(|request| (request.clone(), structured::fork(&prepared.rules)));
+    let generation = Generation::submit(&app, &caller, &id, requests.collect(), "prompt")?;
     let shows_stop = prepared.fields.include_stop_str_in_output == Some(true);
     let reducer = Reducer::new(n, prepared.prefixes.clone(), shows_stop);
     let writer = Writer::new(id, prepared, n);
@@ -100,7 +103,8 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
         logprobs_field: "logprobs",
     };
     let requests = prepare::requests(&fields, &limits, prompts, &model, caller)?;
-    Ok(Prepared { model, name, fields, own, requests, prefixes })
+    let rules = structured::rules(app, &model, value, None)?;
+    Ok(Prepared { model, name, fields, own, requests, rules, prefixes })
 }
 
 fn prompts(

@@ -6,7 +6,7 @@ use super::app::{App, Caller, UnderWayGuard};
 use super::error::{ApiError, ApiResult};
 use super::metrics::RunMeter;
 use crate::engine::Run;
-use crate::protocol::{EngineEvent, GenerateRequest};
+use crate::protocol::{EngineEvent, GenerateRequest, OutputRules};
 use std::task::{Context, Poll};
 
 /// One or several runs under way.
@@ -24,14 +24,14 @@ impl Generation {
         app: &App,
         caller: &Caller,
         response_id: &str,
-        requests: Vec<GenerateRequest>,
+        requests: Vec<(GenerateRequest, OutputRules)>,
         prompt_field: &'static str,
     ) -> ApiResult<Generation> {
         let mut guard = app.admit(caller)?;
         let mut runs = Vec::with_capacity(requests.len());
-        for request in requests {
+        for (request, rules) in requests {
             let meter = RunMeter::new(app.metrics.clone(), &request);
-            match app.engine.submit(request) {
+            match app.engine.submit_with(request, rules) {
                 Ok(run) => runs.push((run, meter)),
                 Err(error) => {
                     meter.refuse();

@@ -7,7 +7,7 @@
 //!
 //! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
-//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`reducer`], [`sse`], [`metrics`], then a file per
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`reducer`], [`sse`], [`metrics`], then a file per
 //! endpoint.
 
 pub mod app;
@@ -29,6 +29,7 @@ mod reducer;
 mod routes;
 mod run;
 mod sse;
+mod structured;
 mod tokens;
 mod wire;
 

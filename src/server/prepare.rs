@@ -18,11 +18,8 @@ const MAX_CHOICES: u32 = 128;
 const BIAS_LIMIT: f32 = 100.0;
 
 /// Fields that both endpoints know and the engine cannot honour, with the values that mean nothing.
-pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 6] = [
+pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 3] = [
     ("prompt_logprobs", |_| false),
-    ("bad_words", is_empty_list),
-    ("allowed_token_ids", is_empty_list),
-    ("skip_special_tokens", |value| *value == true),
     ("spaces_between_special_tokens", |value| value.is_boolean()),
     ("service_tier", |value| value == "auto" || value == "default"),
 ];

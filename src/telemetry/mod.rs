@@ -333,8 +333,11 @@ pub struct RequestInfo {
     pub blocks: Vec<BlockId>,
     /// The sequence that it was forked from (another choice or beam of one request, or a branch of a chat).
     pub parent: Option<RequestId>,
-    /// Which choice of its request; 0 where there is one.
+    /// Which choice of its request, or which of its search's beams; 0 where there is one.
     pub choice: u32,
+    /// A beam of a search. The first names no parent and lasts; the others come and go.
+    #[serde(default)]
+    pub is_beam: bool,
     pub priority: i32,
     /// Blocks held in host memory while it waits after a preemption.
     pub swapped_blocks: u32,

@@ -30,6 +30,11 @@ impl Detokenizer {
         Detokenizer { strips_space: false, ..Detokenizer::new(tokenizer, skip_special) }
     }
 
+    /// Special tokens are part of the text.
+    pub fn showing_special(self) -> Detokenizer {
+        Detokenizer { skip_special: false, ..self }
+    }
+
     /// The text that `token` completes; empty while a character is incomplete.
     pub fn push(&mut self, token: TokenId) -> String {
         if self.skip_special && self.tokenizer.is_special(token) {

@@ -6,7 +6,7 @@ use crate::tidy::{repository_files, root, source};
 use std::collections::BTreeSet;
 
 /// A module and what it may name of the crate. `module::part` allows that part only; `*` allows all.
-const MAY_IMPORT: [(&str, &[&str]); 22] = [
+const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("ids", &[]),
     ("protocol", &["ids"]),
     ("telemetry", &["ids", "protocol"]),
@@ -15,6 +15,8 @@ const MAY_IMPORT: [(&str, &[&str]); 22] = [
     ("batch", &["ids", "protocol", "scheduler"]),
     ("tokenizer", &["ids"]),
     ("model", &["ids"]),
+    // Grammars over a vocabulary; the engine sees the trait in `protocol` only.
+    ("constrain", &["ids", "protocol", "tokenizer"]),
     ("sampling", &["ids", "protocol"]),
     ("memory", &["model::spec", "model::dtype"]),
     ("gpu", &[]),
@@ -53,7 +55,8 @@ const ENGINE: [&str; 13] = [
 ];
 
 /// Those outside hold a handle; text becomes tokens on their threads.
-const OUTSIDE: [&str; 11] = [
+const OUTSIDE: [&str; 12] = [
+    "constrain",
     "ids",
     "protocol",
     "telemetry",

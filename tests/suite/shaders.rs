@@ -124,6 +124,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride softcap)),
         ("logprobs", logits()),
         ("penalties", logits()),
+        ("mask", logits()),
         ("rope_kv_write", mirror!(rope_kv_write::Params: num_heads num_kv_heads qkv_stride q_stride q_scale rms_eps)),
         ("sample", logits()),
         ("copy_blocks", mirror!(copy_blocks::Params: words)),

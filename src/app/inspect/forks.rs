@@ -2,6 +2,7 @@
 //!
 //! Guarantees: every request that names a parent stands under it, or at the top where the parent is forgotten; a
 //! request stands in one place only; a family's saving counts each block once for every further holder in the family.
+//! Beams stand there while they hold blocks: others take their places in the search from step to step.
 
 use super::map::BlockMap;
 use super::model::InspectModel;
@@ -23,8 +24,9 @@ pub struct ForkNode {
     pub label: String,
     /// 0 for the one that all others come from.
     pub depth: u32,
-    /// Which choice of its request; 0 where there is one.
+    /// Which choice of its request, or beam of its search; 0 where there is one.
     pub choice: u32,
+    pub is_beam: bool,
     /// The last child of its parent: its line ends here.
     pub is_last: bool,
     /// Blocks of its table: held by others too, and by it alone.
@@ -40,6 +42,7 @@ impl ForkNode {
         match (self.depth, self.choice) {
             (0, _) => self.label.clone(),
             (_, 0) => "branch".to_owned(),
+            (_, choice) if self.is_beam => format!("beam {}", choice + 1),
             (_, choice) => format!("choice {}", choice + 1),
         }
     }
@@ -68,6 +71,7 @@ pub fn families(model: &InspectModel) -> Vec<Family> {
         .requests()
         .iter()
         .filter(|(_, log)| log.first_step <= step)
+        .filter(|(id, log)| !log.is_passing_beam() || model.map().is_some_and(|map| table(map, *id).next().is_some()))
         .filter_map(|(id, log)| Some((id, log.parent.filter(|p| *p != id)?)))
         .collect();
     let mut children: BTreeMap<RequestId, Vec<RequestId>> = BTreeMap::new();
@@ -141,6 +145,7 @@ fn node(
         label: model.owner_of(id).label,
         depth,
         choice: log.map_or(0, |l| l.choice),
+        is_beam: log.is_some_and(|l| l.is_beam),
         is_last,
         shared,
         own,

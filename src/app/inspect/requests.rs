@@ -18,6 +18,8 @@ pub struct RequestLog {
     /// What it was forked from, and which choice of its request it is.
     pub parent: Option<RequestId>,
     pub choice: u32,
+    /// A beam of a search, see [`RequestInfo::is_beam`].
+    pub is_beam: bool,
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
     pub submitted_us: Option<u64>,
@@ -64,6 +66,11 @@ impl RequestLog {
     /// End of the step that gave the newest token.
     fn last_token_us(&self) -> Option<u64> {
         self.tokens.last().map(|t| t.1)
+    }
+
+    /// A beam that goes when its tokens are no longer among the best.
+    pub fn is_passing_beam(&self) -> bool {
+        self.is_beam && self.parent.is_some()
     }
 
     pub fn is_finished_at(&self, step: u64) -> bool {
@@ -187,14 +194,17 @@ impl RequestBook {
     /// What a person calls the request.
     pub fn label(&self, request: RequestId) -> String {
         match self.logs.get(&request) {
-            Some(log) if !log.label.is_empty() && log.choice > 0 => format!("Choice {}: {}", log.choice + 1, log.label),
+            Some(log) if !log.label.is_empty() && log.choice > 0 => {
+                let what = if log.is_beam { "Beam" } else { "Choice" };
+                format!("{what} {}: {}", log.choice + 1, log.label)
+            }
             Some(log) if !log.label.is_empty() => log.label.clone(),
             _ => format!("request {request}"),
         }
     }
 
     /// The table at `entry`: in the batch first, then waiting, then the last `max_finished` that ended. Requests that
-    /// vanished before step `gone_before` are left out.
+    /// vanished before step `gone_before` are left out, and beams that are not among those of their search.
     pub fn rows(
         &self,
         entry: &Entry,
@@ -207,6 +217,7 @@ impl RequestBook {
         let (mut finished, alive): (Vec<_>, Vec<_>) = self
             .iter()
             .filter(|(_, log)| log.first_step <= step && !(log.is_gone && log.last_step < gone_before))
+            .filter(|(id, log)| !(log.is_passing_beam() && num_blocks(*id) == 0))
             .partition(|(_, log)| log.is_finished_at(step));
         finished.sort_by_key(|(id, log)| (std::cmp::Reverse(log.finish.as_ref().map(|f| f.0)), *id));
         finished.truncate(max_finished);
@@ -285,7 +296,7 @@ fn state_at(log: &RequestLog, named: Option<&RowState>, step: u64) -> RowState {
 fn fill_in(log: &mut RequestLog, info: &RequestInfo) {
     log.owner = Some(info.owner.id);
     log.label.clone_from(&info.owner.label);
-    (log.parent, log.choice) = (info.parent, info.choice);
+    (log.parent, log.choice, log.is_beam) = (info.parent, info.choice, info.is_beam);
     log.prompt_tokens = info.prompt_tokens;
     log.cached_tokens = log.cached_tokens.max(info.cached_tokens);
     log.submitted_us = Some(info.submitted_us);

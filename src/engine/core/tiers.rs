@@ -9,7 +9,7 @@ use crate::engine::prefetch::{Held, LAST_FILES, SAVE_BLOCKS};
 use crate::engine::record;
 use crate::executor::StepOutput;
 use crate::ids::RequestId;
-use crate::protocol::GenerateRequest;
+use crate::protocol::{GenerateRequest, OutputRules};
 use crate::telemetry::KvTotals;
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ impl EngineCore {
     pub(in crate::engine) fn submit(
         &mut self,
         id: RequestId,
-        request: GenerateRequest,
+        (request, rules): (GenerateRequest, OutputRules),
         start: Start,
         events: EventSink,
     ) {
@@ -27,7 +27,7 @@ impl EngineCore {
             let parent = self.prefetch.as_mut().and_then(|prefetch| prefetch.release(parent));
             self.add_held(parent);
         }
-        let held = Held { id, request, start, events };
+        let held = Held { id, request, rules, start, events };
         let ready = match &mut self.prefetch {
             Some(prefetch) if matches!(held.start, Start::Prompt) => prefetch.hold(&mut self.scheduler, held),
             _ => Some(held),
@@ -43,7 +43,8 @@ impl EngineCore {
     }
 
     pub(super) fn add_held(&mut self, held: impl IntoIterator<Item = Held>) {
-        held.into_iter().for_each(|Held { id, request, start, events }| self.add(id, request, start, events));
+        let add = |Held { id, request, rules, start, events }| self.add(id, (request, rules), start, events);
+        held.into_iter().for_each(add);
     }
 
     /// Copies some cached blocks to host memory and from there to disk, while there is nothing else to do. False when

@@ -18,6 +18,7 @@ use crate::kernels::gather::Gather;
 use crate::kernels::heads_norm::{self, HeadsNorm};
 use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
+use crate::kernels::mask::Mask;
 use crate::kernels::matmul::{self, Matmul};
 use crate::kernels::mlp::Mlp;
 use crate::kernels::norm::{Kind, Norm, Target};
@@ -38,6 +39,7 @@ pub struct StepShape {
     pub num_logits: u32,
     pub attention: WorkCounts,
     pub has_penalties: bool,
+    pub has_masks: bool,
     pub has_logprobs: bool,
 }
 
@@ -74,6 +76,7 @@ pub struct Forward {
     head: Product,
     logit_cap: Option<LogitCap>,
     penalties: Penalties,
+    mask: Mask,
     sample: Sample,
     logprobs: Logprobs,
     /// f32 `[max_logits, logits_stride]`
@@ -210,6 +213,9 @@ impl Forward {
         if shape.has_penalties {
             self.penalties.record(recording, shape.num_logits);
         }
+        if shape.has_masks {
+            self.mask.record(recording, shape.num_logits);
+        }
         self.sample.record(recording, shape.num_logits);
         if shape.has_logprobs {
             self.logprobs.record(recording, shape.num_logits);
@@ -224,6 +230,7 @@ impl Forward {
                 num_logits: tokens.min(self.max_logits),
                 attention: WorkCounts::some(tokens),
                 has_penalties: true,
+                has_masks: true,
                 has_logprobs: true,
             };
             self.record_copies(recording, 1);
@@ -573,6 +580,7 @@ impl Builder<'_> {
             output_norm: self.norm(Some(&weights.output_norm), scratch, &last, RowCount::Logits)?,
             head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
             penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
+            mask: Mask::new(&mut self.context(), params, &logits_all)?,
             sample: Sample::new(&mut self.context(), params, &logits_all, &sampled_all)?,
             logprobs: Logprobs::new(&mut self.context(), params, &logits_all, &sampled_all, &logprobs_all)?,
             logits,

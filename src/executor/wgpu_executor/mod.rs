@@ -218,6 +218,7 @@ impl WgpuExecutor {
             num_logits: batch.num_logits() as u32,
             attention: self.work.counts,
             has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
+            has_masks: !batch.masks.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
         };
         let samples = batch.want == Want::Ids;
@@ -431,7 +432,8 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig) -> u64 {
     let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
     let most_biases = 1024;
     let copy = 2;
-    let per_row = blocks + copy + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    let mask = 1 + u64::from(spec.vocab_size.div_ceil(32));
+    let per_row = blocks + copy + mask + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
     let work = AttentionWork::max_words(tokens, memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs));
     step_meta::HEADER_WORDS as u64 + tokens * (5 + step_meta::SAMPLING_WORDS as u64) + rows * per_row + work
 }

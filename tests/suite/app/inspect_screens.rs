@@ -4,6 +4,7 @@ use super::*;
 use egui::accesskit::Role;
 use egui_kittest::Harness;
 use egui_kittest::kittest::{NodeT, Queryable};
+use kvasir::app::inspect::requests::RowState;
 use kvasir::app::inspect::views::block_look::BlockFilter;
 use kvasir::app::inspect::views::block_map::BlockOrder;
 use kvasir::app::inspect::views::block_tables;
@@ -171,6 +172,59 @@ fn a_node_of_the_tree_lights_its_blocks_and_prefixes_answer() {
     h.get_by_label("Really reset").click();
     h.run_steps(2);
     assert_eq!(h.state().commands.last(), Some(&InspectCommand::Prefix(PrefixCommand::Reset)));
+}
+
+/// A search of `width` beams on the real engine, as far as the step after `steps` of its tokens.
+fn searching(width: u32, steps: u64) -> InspectModel {
+    use kvasir::engine::EngineHandle;
+    use kvasir::protocol::{BeamParams, Decoding, EarlyStopping, GenerateRequest, OwnerTag, SamplingParams, StopRules};
+    let engine = EngineHandle::start_fake(super::super::slow(8));
+    let params = BeamParams { width, num_return: 1, length_penalty: 1.0, early_stopping: EarlyStopping::Never };
+    let run = engine.submit(GenerateRequest {
+        owner: OwnerTag { id: 1, label: "Search".into() },
+        prompt: (0..70).map(|i| 65 + i % 26).collect(),
+        sampling: SamplingParams::greedy(),
+        stop: StopRules { ignore_eos: true, ..StopRules::max_tokens(60) },
+        decoding: Decoding::Beam(params),
+        priority: 0,
+        cache_salt: 0,
+        adapter: 0,
+    });
+    let _run = run.expect("it fits");
+    let mut model = InspectModel::default();
+    let start = std::time::Instant::now();
+    let is_over = |model: &InspectModel| model.rows().iter().any(|row| matches!(row.state, RowState::Finished(_)));
+    while !(is_over(&model) && model.is_engine_idle()) {
+        model.ingest(&engine.telemetry(), &palette());
+        assert!(start.elapsed().as_secs() < 60, "{:?}", model.rows());
+        std::thread::sleep(std::time::Duration::from_millis(3));
+    }
+    model.apply(InspectCommand::GoToStep(steps));
+    model
+}
+
+#[test]
+fn a_beam_search_is_a_tree_with_what_its_blocks_save() {
+    let mut h = harness(searching(4, 40), WIDE, true);
+    h.state_mut().view.panel = Panel::Forks;
+    h.run_steps(2);
+    let text = region(&tree(&h), "Panel");
+    let map = h.state().model.map().expect("every step was recorded");
+    let saved = map.counts().saved;
+    let bytes = u64::from(saved) * h.state().model.snapshot().kv_bytes_per_block;
+    assert!(saved >= 12, "the prompt fills blocks that all beams share: {text}");
+    let said = format!("sharing saves {saved} blocks = {}", kvasir::app::format::bytes(bytes));
+    assert!(text.contains(&said), "{said}: {text}");
+    for beam in ["Search · request 1", "Search, beam 2 · request 2", "Search, beam 4 · request 4"] {
+        assert!(text.contains(beam), "{beam}: {text}");
+    }
+    let table = tree(&h);
+    assert!(table.contains("Beam 3: Search"), "{table}");
+    // Once the search is over its beams are gone, with their blocks.
+    h.state_mut().model.apply(InspectCommand::GoLive);
+    h.run_steps(2);
+    let text = tree(&h);
+    assert!(!text.contains("Beam 3") && !text.contains("beam 2"), "{text}");
 }
 
 #[test]

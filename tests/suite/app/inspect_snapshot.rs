@@ -81,6 +81,7 @@ impl World {
             blocks: r.table.clone(),
             parent: r.parent,
             choice: r.choice,
+            is_beam: false,
             priority: 0,
             swapped_blocks: r.swapped.len() as u32,
             preemptions: r.preemptions,

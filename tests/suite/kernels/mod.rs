@@ -4,6 +4,7 @@ mod attention;
 mod copy_blocks;
 mod gpu;
 pub mod harness;
+mod mask;
 mod matmul;
 mod rope_kv_write;
 mod rows;

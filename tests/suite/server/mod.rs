@@ -6,6 +6,7 @@ mod lifecycle;
 mod logprobs;
 mod observe;
 mod streams;
+mod structured;
 
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;

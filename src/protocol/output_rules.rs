@@ -1,0 +1,29 @@
+//! What shapes a run's output beside its parameters: which tokens may come next, and what the text shows.
+
+use crate::ids::TokenId;
+
+/// Says which tokens may come next. An implementation follows one output; [`TokenConstraint::fork`] begins another.
+pub trait TokenConstraint: Send {
+    /// Sets bit `t % 32` of word `t / 32` for each token t that may follow `output`, and clears all others; an output that
+    /// may end allows the end-of-sequence tokens. `output` extends what the last call had. The error ends the run.
+    fn allow(&mut self, output: &[TokenId], mask: &mut [u32]) -> Result<(), String>;
+
+    /// The same constraint before the first token.
+    fn fork(&self) -> Box<dyn TokenConstraint>;
+}
+
+/// Rules of one run. They are not part of recordings: a replay has the tokens.
+#[derive(Default)]
+pub struct OutputRules {
+    /// Every choice follows it.
+    pub constraint: Option<Box<dyn TokenConstraint>>,
+    /// Special tokens other than those that end the output are part of the text.
+    pub shows_special: bool,
+}
+
+impl std::fmt::Debug for OutputRules {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (is_constrained, shows_special) = (self.constraint.is_some(), self.shows_special);
+        write!(f, "OutputRules(constrained: {is_constrained}, shows special tokens: {shows_special})")
+    }
+}
