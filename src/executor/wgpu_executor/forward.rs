@@ -6,7 +6,7 @@ use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::kv_buffers::KvBuffers;
 use super::product::{Product, Reordered};
-use super::shapes::{attention_shape, kv_layout};
+use super::shapes::{attention_shape, kv_layout, norm_buffers, norm_kind};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
@@ -21,7 +21,7 @@ use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::mask::Mask;
 use crate::kernels::matmul::{self, Matmul};
 use crate::kernels::mlp::Mlp;
-use crate::kernels::norm::{Kind, Norm, Target};
+use crate::kernels::norm::{Norm, Target};
 use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
 use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
@@ -30,7 +30,7 @@ use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::memory;
 use crate::model::rope;
-use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, QkNorm, Residual, RopePairing, RopeSpec};
+use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing, RopeSpec};
 
 /// What a step is recorded for.
 #[derive(Clone, Copy, Debug)]
@@ -590,17 +590,5 @@ impl Builder<'_> {
             max_logits,
             kv,
         })
-    }
-}
-
-fn norm_buffers(norm: Option<&NormWeights>) -> (Option<BufferSlice>, Option<BufferSlice>) {
-    (norm.map(|n| n.gain.whole()), norm.and_then(|n| n.bias.as_ref()).map(Buffer::whole))
-}
-
-fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a BufferSlice>) -> Kind<'a> {
-    match (gain, kind) {
-        (None, _) => Kind::Copy,
-        (Some(gain), NormKind::Rms) => Kind::Rms { gain },
-        (Some(gain), NormKind::Layer { .. }) => Kind::Layer { gain, bias },
     }
 }
