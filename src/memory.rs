@@ -132,13 +132,25 @@ fn partial_floats(spec: &ModelSpec) -> u64 {
     u64::from(spec.num_heads) * (u64::from(spec.head_dim).next_multiple_of(8) + 4)
 }
 
+/// Per token: gate, up and their product; for a mixture those of each of its experts and of the shared one, what they add,
+/// and the router's logits.
+fn ffn_floats(spec: &ModelSpec) -> u64 {
+    let dense = 3 * u64::from(spec.intermediate_size);
+    let Some(experts) = &spec.block.experts else { return dense };
+    let (hidden, inner) = (u64::from(spec.hidden_size), u64::from(experts.intermediate_size));
+    let shared = if experts.shared_size > 0 { 3 * u64::from(experts.shared_size) + hidden } else { 0 };
+    let of_pair = 3 * inner + hidden + 7;
+    let dense = if experts.dense_layers.is_empty() { 0 } else { dense };
+    dense + u64::from(experts.num_active) * of_pair + shared + u64::from(experts.num_experts)
+}
+
 /// Per token of a step: residual, normed input, Q, K, V, attention output, gate, up and their product in f32. Per
 /// sequence: one partial (numerators, maximum, sum) for each head and range of keys. Logits and the rope table in f32.
 fn workspace_bytes(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
-    let (hidden, ffn) = (u64::from(spec.hidden_size), u64::from(spec.intermediate_size));
+    let hidden = u64::from(spec.hidden_size);
     let (heads, head_dim) = (u64::from(spec.num_heads), u64::from(spec.head_dim));
     let context = u64::from(config.max_model_len.min(spec.max_position));
-    let per_token = 3 * hidden + 2 * heads * head_dim + 2 * u64::from(spec.num_kv_heads) * head_dim + 3 * ffn;
+    let per_token = 3 * hidden + 2 * heads * head_dim + 2 * u64::from(spec.num_kv_heads) * head_dim + ffn_floats(spec);
     let partials =
         attention_slots(spec, config.max_model_len, config.max_num_seqs).saturating_mul(partial_floats(spec));
     let rope = context.saturating_mul(spec.rope.rotary_dim.into());

@@ -234,13 +234,15 @@ pub enum FinishReason {
     ContextFull,
     /// The client asked for the end or went away.
     Aborted,
+    /// It was the request of a prefix, which is computed and pinned.
+    Pinned,
 }
 
 impl FinishReason {
     /// The word that OpenAI's API uses.
     pub fn api_word(&self) -> &'static str {
         match self {
-            FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+            FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Pinned => "stop",
             FinishReason::MaxTokens | FinishReason::ContextFull => "length",
             FinishReason::Aborted => "abort",
         }

@@ -7,10 +7,12 @@
 // broadcasts of constant index; without, every lane reads them all.
 // Grid: for each R * SG rows, for each C tokens (fastest). R * SG divides 64.
 //
-// Defines: the weights' format (kernels/pack.rs); R; C, a power of two; SG, SUBGROUP; PAIRS multiplies two 4-bit weights
+// Defines: the weights' format (kernels/pack.rs); R; C, a power of two; SG, SUBGROUP; GROUPED; PAIRS multiplies two 4-bit weights
 // at once, where dot4I8Packed is many instructions.
 #import grid
+#ifndef GROUPED
 #import step
+#endif
 #import weights
 #ifdef PAIRS
 #import pairs
@@ -27,9 +29,19 @@ struct Params {
   counts_logits: u32, // 1: x has a row per logit row; 0: per token
   accumulate: u32,    // 1: adds to y
   has_bias: u32,
+  // GROUPED: weights of experts one after the other, each padded to whole blocks of 64 rows.
+  expert_rows: u32,   // padded rows of an expert
+  first_row: u32,     // of this slice, counted over experts
+  num_rows: u32,      // of this slice
+  slots: u32,         // where the pairs begin in work
+  pairs_per_row: u32, // pairs that share a row of x
 }
 
+#ifdef GROUPED
+@group(0) @binding(0) var<storage, read> work: array<u32>; // see expert_pairs.wgsl
+#else
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
+#endif
 @group(0) @binding(1) var<storage, read> xq: array<vec4<u32>>; // [m, x_stride / 16], 16 x i8
 @group(0) @binding(2) var<storage, read> xs: array<vec2<f32>>; // [m, x_stride / 32], (scale, scale * sum of q)
 @group(0) @binding(3) var<storage, read> wq: array<Granule>; // [n / 64, granules, 64]
@@ -37,9 +49,17 @@ struct Params {
 @group(0) @binding(4) var<storage, read> wh: array<HighBits>; // [n / 64, groups, 64]
 #endif
 @group(0) @binding(5) var<storage, read> ws: array<Scales>; // [n / 64, quads, 64, ..]
-@group(0) @binding(6) var<storage, read> biases: array<f32>; // [n], read if has_bias
+@group(0) @binding(6) var<storage, read> biases: array<f32>; // [n] (GROUPED: of all experts), read if has_bias
 @group(0) @binding(7) var<storage, read_write> y: array<f32>; // [m, y_stride]
 @group(0) @binding(8) var<uniform> params: Params;
+
+#ifdef GROUPED
+#import expert_tile
+#else
+fn x_row(token: u32) -> u32 {
+  return token;
+}
+#endif
 
 @compute @workgroup_size(${SG})
 fn main(
@@ -50,6 +70,25 @@ fn main(
   @builtin(local_invocation_index) lane: u32,
 #endif
 ) {
+#ifdef GROUPED
+  // Slots first_token..m stand for tokens, rows first_row.. of the tile's expert for rows.
+  let num_tiles = num_expert_tiles();
+  if num_tiles == 0u {
+    return;
+  }
+  let workgroup = linear_workgroup(group_id);
+  let first_row = (workgroup / num_tiles) * ${R * SG}u;
+  let tile = expert_tile(workgroup % num_tiles);
+  let first_token = tile.y;
+  let m = tile.y + tile.z;
+  let packed_row = tile.x * params.expert_rows + first_row;
+  if first_row >= params.n || packed_row < params.first_row || packed_row >= params.first_row + params.num_rows {
+    return;
+  }
+  let block = (packed_row - params.first_row) / 64u;
+  let row = packed_row % 64u + lane;
+  let bias_start = tile.x * params.n;
+#else
   let m = select(num_tokens(), num_logits(), params.counts_logits == 1u);
   if m == 0u {
     return;
@@ -63,6 +102,8 @@ fn main(
   }
   let block = first_row / 64u;
   let row = first_row % 64u + lane;
+  let bias_start = 0u;
+#endif
   let groups = params.groups;
 #for r in 0..R
 #for c in 0..C
@@ -74,14 +115,14 @@ fn main(
   // Load h of lane l takes granule i % 2 of token i / 2, and the scales of token j, for i = j = h * SG + l.
 #for h in 0..(C * 2 + SG - 1) / SG
   let x_item${h} = (${h * SG}u + lane) % ${C * 2}u;
-  let x_base${h} = min(first_token + x_item${h} / 2u, m - 1u) * (params.x_stride / 16u) + x_item${h} % 2u;
+  let x_base${h} = x_row(min(first_token + x_item${h} / 2u, m - 1u)) * (params.x_stride / 16u) + x_item${h} % 2u;
 #end
 #for h in 0..(C + SG - 1) / SG
-  let s_base${h} = min(first_token + (${h * SG}u + lane) % ${C}u, m - 1u) * (params.x_stride / 32u);
+  let s_base${h} = x_row(min(first_token + (${h * SG}u + lane) % ${C}u, m - 1u)) * (params.x_stride / 32u);
 #end
 #else
 #for c in 0..C
-  let s_base${c} = min(first_token + ${c}u, m - 1u) * (params.x_stride / 32u);
+  let s_base${c} = x_row(min(first_token + ${c}u, m - 1u)) * (params.x_stride / 32u);
 #end
 #endif
 
@@ -174,11 +215,15 @@ fn main(
     if n < params.n {
       var bias_n = 0.0;
       if params.has_bias == 1u {
-        bias_n = biases[n];
+        bias_n = biases[bias_start + n];
       }
 #for c in 0..C
       if first_token + ${c}u < m {
+#ifdef GROUPED
+        let at = pair_of_slot(first_token + ${c}u) * params.y_stride + params.y_offset + n;
+#else
         let at = (first_token + ${c}u) * params.y_stride + params.y_offset + n;
+#endif
         var value = acc${r}_${c} + bias_n;
         if params.accumulate == 1u {
           value += y[at];

@@ -1,8 +1,8 @@
 // Between the MLP's products: y[t, i] = act(gate[t, i]) * up[t, i] from one row that holds gate and, behind it, up
-// (SwiGLU, GeGLU); with PLAIN y[t, i] = act(x[t, i]). As f32 or quantised. A lane takes a group of 32.
+// (SwiGLU, GeGLU; gpt_oss bounds both and adds 1 to up); with PLAIN y[t, i] = act(x[t, i]). As f32 or quantised. A lane takes a group of 32.
 // Grid: ceil(num_tokens * groups / SG) workgroups.
 //
-// Defines: SILU, GELU, GELU_TANH or RELU; PLAIN; I8 (quantised output); SG, SUBGROUP (not used: no lane looks at another).
+// Defines: SILU, GELU, GELU_TANH, RELU or CLAMPED_SWIGLU (not with PLAIN); PLAIN; I8 (quantised output); SG, SUBGROUP (not used: no lane looks at another).
 #import grid
 #import step
 #ifdef I8
@@ -14,6 +14,7 @@ struct Params {
   x_stride: u32,  // elements from row to row of x
   up_offset: u32, // first element of up in a row, a multiple of 4
   y_stride: u32,  // k rounded up to 32
+  rows_per_token: u32,
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
@@ -69,7 +70,7 @@ fn act(x: vec4<f32>) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
   let groups = params.y_stride / 32u;
   let item = linear_workgroup(group_id) * ${SG}u + lane;
-  if item >= num_tokens() * groups {
+  if item >= num_tokens() * params.rows_per_token * groups {
     return;
   }
   let g = item % groups;
@@ -81,7 +82,13 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
 #ifdef PLAIN
     v${j} = act(x[up_at + ${j}u]);
 #else
+#ifdef CLAMPED_SWIGLU
+    let gate${j} = min(x[gate_at + ${j}u], vec4(7.0));
+    let up${j} = clamp(x[up_at + ${j}u], vec4(-7.0), vec4(7.0));
+    v${j} = gate${j} / (vec4(1.0) + exp(min(-1.702 * gate${j}, vec4(80.0)))) * (up${j} + vec4(1.0));
+#else
     v${j} = act(x[gate_at + ${j}u]) * x[up_at + ${j}u];
+#endif
 #endif
   }
 #end

@@ -53,6 +53,7 @@ pub struct AppCore {
     /// What is being loaded, as the settings will name it once it is there.
     pub(super) pending_model: Option<String>,
     pub(super) pins: Vec<prefixes::Pinning>,
+    pub(super) pins_seen: Option<u64>,
     live: BTreeMap<MessageId, LiveRun>,
     counts_under_way: BTreeMap<ChatId, u64>,
     last_id: u64,
@@ -118,6 +119,7 @@ impl AppCore {
             hue_order: VecDeque::new(),
             pending_model: None,
             pins: Vec::new(),
+            pins_seen: None,
             live: BTreeMap::new(),
             counts_under_way: BTreeMap::new(),
             last_id,

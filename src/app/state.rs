@@ -9,7 +9,7 @@ use super::prompt::DropTurns;
 use super::store::StoreHealth;
 use super::theme::OwnerPalette;
 use crate::engine::handle::{EngineStatus, LoadedModel};
-use crate::engine::options::EngineOptions;
+use crate::engine::options::{EngineOptions, KvCacheDtype, PreemptionMode};
 use crate::ids::RequestId;
 use crate::telemetry::{EngineSnapshot, QueuePolicy, VictimPolicy};
 use std::collections::{BTreeMap, VecDeque};
@@ -210,11 +210,13 @@ pub struct ModelEntry {
     pub problem: Option<String>,
 }
 
-/// Policies that the user chose for the next load; `None` leaves what the app was started with.
+/// What the user chose for the next load; `None` leaves what the app was started with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineChoices {
     pub queue: Option<QueuePolicy>,
     pub victim: Option<VictimPolicy>,
+    pub preemption: Option<PreemptionMode>,
+    pub kv_cache_dtype: Option<KvCacheDtype>,
 }
 
 impl EngineChoices {
@@ -223,6 +225,8 @@ impl EngineChoices {
         EngineOptions {
             scheduling_policy: self.queue.unwrap_or(options.scheduling_policy),
             victim_policy: self.victim.unwrap_or(options.victim_policy),
+            preemption: self.preemption.unwrap_or(options.preemption),
+            kv_cache_dtype: self.kv_cache_dtype.unwrap_or(options.kv_cache_dtype),
             ..options
         }
     }

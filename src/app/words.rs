@@ -36,6 +36,7 @@ pub fn stop_reason(reason: &FinishReason, max_tokens: u32, is_clamped: bool) -> 
         FinishReason::MaxTokens => format!("max tokens {}", format::count(max_tokens.into())),
         FinishReason::ContextFull => "context full".into(),
         FinishReason::Aborted => "stopped".into(),
+        FinishReason::Pinned => "prefix pinned".into(),
     }
 }
 

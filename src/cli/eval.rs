@@ -4,7 +4,7 @@ use super::args::{ModelArgs, token_lists};
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
 use crate::engine::loader::{self, Loaded};
-use crate::engine::logits::{LogitsPlan, all_logits, nll};
+use crate::engine::logits::{LogitsPlan, all_logits, kl_divergence, logits_of_two, nll};
 use crate::engine::options::LoadRequest;
 use crate::executor::ExecError;
 use crate::ids::TokenId;
@@ -23,6 +23,8 @@ pub enum EvalCommand {
     Logits(LogitsArgs),
     /// Perplexity of a text, as one window without special tokens
     Perplexity(PerplexityArgs),
+    /// How far predictions over a text are from those with another KV cache
+    Divergence(DivergenceArgs),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -60,10 +62,28 @@ pub struct PerplexityArgs {
     pub model: ModelArgs,
 }
 
+#[derive(Clone, Debug, clap::Args)]
+pub struct DivergenceArgs {
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// What keys and values are stored as in the run that is the reference: auto, f16, f32 or int8
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub from_kv: String,
+    /// Tokens per step (default: as many as a step holds)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk: Option<u32>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
 pub fn run(command: &EvalCommand) -> CliResult {
     match command {
         EvalCommand::Logits(args) => logits(args),
         EvalCommand::Perplexity(args) => perplexity(args),
+        EvalCommand::Divergence(args) => divergence(args),
     }
 }
 
@@ -105,13 +125,7 @@ fn write_logits(args: &LogitsArgs, prompts: &[Vec<TokenId>], all: &[Vec<u8>], vo
 }
 
 fn perplexity(args: &PerplexityArgs) -> CliResult {
-    let text = super::args::read_text("FILE", &args.file)?;
-    let tokenizer = session::tokenizer_of_model(args.model.model.as_deref())?;
-    let tokens = tokenizer.encode(&text, AddSpecial::No).map_err(|e| CliError::failure(e.to_string()))?;
-    if tokens.len() < 2 {
-        return Err(CliError::usage(format!("a text of at least two tokens is wanted: {}", args.file.display())));
-    }
-    let prompts = [tokens];
+    let prompts = [tokens_of(&args.file, &args.model)?];
     let (mut loaded, plan) = open(&args.model, &prompts, args.chunk, false)?;
     let vocab = loaded.executor.vocab_size() as usize;
     let targets = &prompts[0];
@@ -124,15 +138,88 @@ fn perplexity(args: &PerplexityArgs) -> CliResult {
         }
     })
     .map_err(step_failed)?;
-    let mean = sum / (targets.len() - 1) as f64;
-    if !mean.is_finite() {
-        return Err(CliError::failure("the model produced logits that are not numbers")
-            .with_fix("try --precise; if that helps, please report the adapter and the model"));
-    }
+    let mean = finite(sum / (targets.len() - 1) as f64)?;
     if args.json {
         out::json(&json!({ "tokens": targets.len(), "nll": mean, "ppl": mean.exp() }))?;
     } else {
         out::line(&format!("perplexity {:.4} over {} tokens (mean nll {mean:.5})", mean.exp(), targets.len()))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn tokens_of(file: &std::path::Path, model: &ModelArgs) -> Result<Vec<TokenId>, CliError> {
+    let text = super::args::read_text("FILE", file)?;
+    let tokenizer = session::tokenizer_of_model(model.model.as_deref())?;
+    let tokens = tokenizer.encode(&text, AddSpecial::No).map_err(|e| CliError::failure(e.to_string()))?;
+    if tokens.len() < 2 {
+        return Err(CliError::usage(format!("a text of at least two tokens is wanted: {}", file.display())));
+    }
+    Ok(tokens)
+}
+
+fn finite(value: f64) -> Result<f64, CliError> {
+    if value.is_finite() {
+        return Ok(value);
+    }
+    Err(CliError::failure("the model produced logits that are not numbers")
+        .with_fix("try --precise; if that helps, please report the adapter and the model"))
+}
+
+/// What the rows of two runs come to together.
+#[derive(Default)]
+struct Divergence {
+    kl: Vec<f64>,
+    same_top: usize,
+    /// Of the next token, of the reference and of the run that is measured.
+    nll: (f64, f64),
+}
+
+impl Divergence {
+    fn add(&mut self, want: &[f32], got: &[f32], target: Option<TokenId>) {
+        let top = |row: &[f32]| row.iter().enumerate().fold(0, |best, (i, x)| if *x > row[best] { i } else { best });
+        self.kl.push(kl_divergence(want, got));
+        self.same_top += usize::from(top(want) == top(got));
+        if let Some(target) = target {
+            self.nll = (self.nll.0 + nll(want, target), self.nll.1 + nll(got, target));
+        }
+    }
+}
+
+/// The text on two executors in lockstep, which differ in how keys and values are stored.
+fn divergence(args: &DivergenceArgs) -> CliResult {
+    let prompts = [tokens_of(&args.file, &args.model)?];
+    let mut reference = args.model.clone();
+    reference.engine.kv_cache_dtype = Some(args.from_kv.clone());
+    let (mut want, _) = open(&reference, &prompts, args.chunk, false)?;
+    let (mut got, plan) = open(&args.model, &prompts, args.chunk, false)?;
+    let (vocab, targets) = (got.executor.vocab_size() as usize, &prompts[0]);
+    let mut sums = Divergence::default();
+    let mut on_rows = |first: usize, want: &[f32], got: &[f32]| {
+        for (i, (want, got)) in want.chunks_exact(vocab).zip(got.chunks_exact(vocab)).enumerate() {
+            sums.add(want, got, targets.get(first + i + 1).copied());
+        }
+    };
+    logits_of_two((&mut *want.executor, &mut *got.executor), targets, plan, &mut on_rows).map_err(step_failed)?;
+    let Divergence { mut kl, same_top, nll } = sums;
+    let n = targets.len();
+    let mean = finite(kl.iter().sum::<f64>() / n as f64)?;
+    kl.sort_by(f64::total_cmp);
+    let (p99, max) = (kl[(n - 1) * 99 / 100], kl[n - 1]);
+    let ppl = |sum: f64| (sum / (n - 1) as f64).exp();
+    let same_top = same_top as f64 / n as f64;
+    if args.json {
+        out::json(&json!({
+            "tokens": n, "kl_mean": mean, "kl_p99": p99, "kl_max": max, "same_top": same_top,
+            "ppl_from": ppl(nll.0), "ppl": ppl(nll.1),
+        }))?;
+    } else {
+        out::line(&format!(
+            "KL divergence {mean:.3e} nats on average over {n} tokens (p99 {p99:.3e}, largest {max:.3e}); the most \
+             likely token is the same at {:.2} %; perplexity {:.4} instead of {:.4}",
+            100.0 * same_top,
+            ppl(nll.1),
+            ppl(nll.0)
+        ))?;
     }
     Ok(Exit::Ok)
 }

@@ -119,10 +119,16 @@ fn replay_on(args: &ReplayArgs, model: &str, recording: &Recording) -> Result<Re
         block_size: Some(HumanInt(header.kv.block_size)),
         num_gpu_blocks_override: Some(HumanInt(header.kv.num_blocks)),
         precise: header.precise,
+        kv_cache_dtype: Some(header.kv_cache_dtype.clone()),
+        floor: header.floor,
+        checked_shaders: header.checked_shaders,
         ..EngineArgs::default()
     };
     let file = session::config()?;
-    let options = engine.resolve(&file.engine, &Dirs::resolve()?.cache, header.seed)?;
+    let mut options = engine.resolve(&file.engine, &Dirs::resolve()?.cache, header.seed)?;
+    if header.num_host_blocks > 0 && header.swap_space_bytes > 0 {
+        options.swap_space_bytes = header.swap_space_bytes;
+    }
     let source = session::source(Some(model), &file)?;
     let mut progress = session::Progress::default();
     let mut loaded = loader::load(&LoadRequest { source, options }, &mut |p| {

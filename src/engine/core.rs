@@ -242,6 +242,7 @@ impl EngineCore {
             waiting: plan.waiting.iter().map(|&(id, reason)| (id, record::wait_reason(reason))).collect(),
             num_running: plan.num_running,
             num_waiting: plan.num_waiting,
+            yielded_pins: plan.yielded.iter().map(|pin| (pin.request, pin.name.clone())).collect(),
             ..StepRecord::default()
         };
         self.binding = plan.binding.map(record::wait_reason);
@@ -398,6 +399,7 @@ impl EngineCore {
         let stop = stops.get(&ended.request).cloned().map(FinishReason::StopString);
         let Some((run, choice)) = self.run_of(ended.request) else { return };
         let reason = match &ended.outcome {
+            Ok(_) if run.is_pin() => FinishReason::Pinned,
             Ok(reason) => stop.unwrap_or(reason.clone()),
             // Telemetry has no word for a failed run; it left the batch without finishing.
             Err(_) => FinishReason::Aborted,

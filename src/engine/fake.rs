@@ -73,7 +73,7 @@ pub(super) fn loader(fake: FakeOptions) -> Loader {
         let executor = build();
         Ok(Loaded {
             model: Arc::new(model(&fake)?),
-            disk: open_disk(&request.options, &executor, [0; 32])?,
+            disk: open_disk(&request.options, &executor, ([0; 32], PagedFake::host_bytes(fake.block_size)))?,
             executor: Box::new(executor),
             options: request.options.clone(),
             rebuild: Box::new(move |_| Ok(Box::new(build()))),

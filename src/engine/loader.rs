@@ -204,15 +204,16 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         let gpu = Gpu::open(&gpu_request(&options))?;
         build(gpu, &model, (config, num_host_blocks), on_progress)
     });
-    let disk = open_disk(&request.options, &*executor, identity)?;
+    let disk = open_disk(&request.options, &*executor, (identity, executor.kv_bytes_per_block()))?;
     Ok(Loaded { model: Arc::new(loaded), executor, options: request.options.clone(), rebuild, disk })
 }
 
-/// The disk tier that the options ask for; `identity` is that of weights and arithmetic.
+/// The disk tier that the options ask for; `identity` is that of weights and arithmetic, with the bytes of
+/// a block in host memory.
 pub(super) fn open_disk(
     options: &EngineOptions,
     executor: &dyn Executor,
-    identity: [u8; 32],
+    (identity, bytes_per_block): ([u8; 32], u64),
 ) -> Result<Option<DiskTier>, LoadFailure> {
     let Some(dir) = options.prefix_cache_dir.clone() else { return Ok(None) };
     if executor.num_host_blocks() == 0 || !options.prefix_caching {
@@ -220,7 +221,7 @@ pub(super) fn open_disk(
             .with_fix("give --swap-space a size, or leave --prefix-cache-dir out"));
     }
     let config = DiskConfig { dir, max_bytes: options.prefix_cache_bytes };
-    let format = Format { identity, block_size: executor.block_size(), bytes_per_block: executor.kv_bytes_per_block() };
+    let format = Format { identity, block_size: executor.block_size(), bytes_per_block };
     DiskTier::open(&config, format).map(Some).map_err(|fault| LoadFailure::engine(fault.to_string()))
 }
 

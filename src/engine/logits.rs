@@ -85,39 +85,68 @@ fn run_rows(
     step: &mut u64,
     on_rows: &mut dyn FnMut(usize, usize, &[f32]),
 ) -> Result<(), ExecError> {
-    let vocab = executor.vocab_size() as usize;
-    let mut batch = StepBatch::default();
     while rows.iter().any(|r| r.num_computed < r.tokens.len()) {
-        batch.clear();
-        batch.step = *step;
-        batch.block_size = executor.block_size();
-        batch.want = Want::Logits;
-        let mut budget = plan.max_rows(vocab);
-        let mut spans = Vec::new();
-        start_arrays(&mut batch);
-        for (row_idx, row) in rows.iter().enumerate() {
-            let left = row.tokens.len() - row.num_computed;
-            let num_tokens = left.min(plan.chunk.map_or(usize::MAX, |c| c.max(1) as usize)).min(budget);
-            if num_tokens > 0 {
-                push_row(&mut batch, row_idx, row, num_tokens);
-                spans.push((row_idx, num_tokens));
-                budget -= num_tokens;
-            }
-        }
-        let handle = executor.launch(&batch)?;
-        let output = executor.wait(handle)?;
-        let logits = output.logits.ok_or_else(|| ExecError::Rejected("the step returned no logits".into()))?;
-        let mut at = 0;
-        for (row_idx, num_tokens) in spans {
-            let row = &mut rows[row_idx];
-            let values = logits
-                .get(at..at + num_tokens * vocab)
-                .ok_or_else(|| ExecError::Rejected("the step returned too few logits".into()))?;
-            on_rows(row.prompt_idx, row.num_computed, values);
-            row.num_computed += num_tokens;
-            at += num_tokens * vocab;
-        }
+        run_step(executor, rows, plan, *step, on_rows)?;
         *step += 1;
+    }
+    Ok(())
+}
+
+/// One step: the next chunk of each row.
+fn run_step(
+    executor: &mut dyn Executor,
+    rows: &mut [Row<'_>],
+    plan: LogitsPlan,
+    step: u64,
+    on_rows: &mut dyn FnMut(usize, usize, &[f32]),
+) -> Result<(), ExecError> {
+    let vocab = executor.vocab_size() as usize;
+    let mut batch = StepBatch { step, block_size: executor.block_size(), want: Want::Logits, ..StepBatch::default() };
+    let mut budget = plan.max_rows(vocab);
+    let mut spans = Vec::new();
+    start_arrays(&mut batch);
+    for (row_idx, row) in rows.iter().enumerate() {
+        let left = row.tokens.len() - row.num_computed;
+        let num_tokens = left.min(plan.chunk.map_or(usize::MAX, |c| c.max(1) as usize)).min(budget);
+        if num_tokens > 0 {
+            push_row(&mut batch, row_idx, row, num_tokens);
+            spans.push((row_idx, num_tokens));
+            budget -= num_tokens;
+        }
+    }
+    let handle = executor.launch(&batch)?;
+    let output = executor.wait(handle)?;
+    let logits = output.logits.ok_or_else(|| ExecError::Rejected("the step returned no logits".into()))?;
+    let mut at = 0;
+    for (row_idx, num_tokens) in spans {
+        let row = &mut rows[row_idx];
+        let values = logits
+            .get(at..at + num_tokens * vocab)
+            .ok_or_else(|| ExecError::Rejected("the step returned too few logits".into()))?;
+        on_rows(row.prompt_idx, row.num_computed, values);
+        row.num_computed += num_tokens;
+        at += num_tokens * vocab;
+    }
+    Ok(())
+}
+
+/// The same prompt on two executors in lockstep; `on_rows(position, a, b)` gets the logits of both for positions from
+/// `position` on, f32 `[n, vocab]`. Both have the same vocabulary.
+pub fn logits_of_two(
+    (a, b): (&mut dyn Executor, &mut dyn Executor),
+    prompt: &[TokenId],
+    plan: LogitsPlan,
+    on_rows: &mut dyn FnMut(usize, &[f32], &[f32]),
+) -> Result<(), ExecError> {
+    let row = || [Row { prompt_idx: 0, tokens: prompt, first_block: 1, num_computed: 0 }];
+    let (mut of_a, mut of_b) = (row(), row());
+    let mut step = 0;
+    let mut kept = Vec::new();
+    while of_a[0].num_computed < prompt.len() {
+        kept.clear();
+        run_step(a, &mut of_a, plan, step, &mut |_, _, rows| kept.extend_from_slice(rows))?;
+        run_step(b, &mut of_b, plan, step, &mut |_, first, rows| on_rows(first, &kept, rows))?;
+        step += 1;
     }
     Ok(())
 }
@@ -166,6 +195,20 @@ fn unsampled(position: u32) -> RowSampling {
         logprobs: None,
         is_beam: false,
     }
+}
+
+/// Kullback-Leibler divergence of what `got` says from what `want` says, in nats: one row of logits each, summed in f64.
+pub fn kl_divergence(want: &[f32], got: &[f32]) -> f64 {
+    let log_sum = |row: &[f32]| {
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        f64::from(max) + row.iter().map(|&x| f64::from(x - max).exp()).sum::<f64>().ln()
+    };
+    let (of_want, of_got) = (log_sum(want), log_sum(got));
+    let terms = want.iter().zip(got).map(|(&w, &g)| {
+        let (p, q) = (f64::from(w) - of_want, f64::from(g) - of_got);
+        p.exp() * (p - q)
+    });
+    terms.sum()
 }
 
 /// Negative log-likelihood of `target` under one row of logits, natural logarithm, summed in f64.
@@ -242,6 +285,32 @@ mod tests {
         }
         let plan = LogitsPlan { chunk: None, is_batched: true, max_tokens_per_step: 6 };
         assert_eq!(plan.needs(&prompts, 4), LogitsNeeds { num_blocks: 1 + 2 + 1 + 3, num_rows: 3 });
+    }
+
+    #[test]
+    fn divergence_is_zero_between_equals_and_known_between_others() {
+        let row = [1.0, -2.0, 0.5];
+        let shifted = row.map(|x| x + 3.0);
+        assert!(kl_divergence(&row, &shifted).abs() < 1e-12);
+        // Of a fair coin and one that falls on one side three times of four: ln 2 - ln 3 / 2.
+        let got = [3f32.ln(), 0.0];
+        assert!((kl_divergence(&[0.0, 0.0], &got) - (2f64.ln() - 3f64.ln() / 2.0)).abs() < 1e-7);
+    }
+
+    #[test]
+    fn two_executors_go_in_lockstep() {
+        let prompt: Vec<TokenId> = (0..11).collect();
+        let plan = LogitsPlan { chunk: Some(4), is_batched: false, max_tokens_per_step: 6 };
+        let echo = || Echo { logits: None, steps: Vec::new() };
+        let (mut a, mut b) = (echo(), echo());
+        let mut positions = Vec::new();
+        logits_of_two((&mut a, &mut b), &prompt, plan, &mut |first, of_a, of_b| {
+            assert_eq!(of_a, of_b);
+            positions.extend(first..first + of_a.len() / 2);
+        })
+        .unwrap();
+        assert_eq!(positions, (0..11).collect::<Vec<_>>());
+        assert_eq!((a.steps.len(), b.steps.len()), (3, 3));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::disk::{DiskTier, Fetched};
 use super::mailbox::EventSink;
 use crate::executor::Executor;
 use crate::ids::RequestId;
-use crate::kv::CacheKey;
+use crate::kv::{CacheKey, ContentId};
 use crate::protocol::{GenerateRequest, OutputRules};
 use crate::scheduler::Scheduler;
 use std::time::Duration;
@@ -59,8 +59,9 @@ impl Prefetch {
         None
     }
 
-    /// Puts what was read into host memory; gives the request that waited for it.
+    /// Puts what was read into host memory, if the request that waited for it still does; gives that request.
     pub fn arrive(&mut self, fetched: Fetched, scheduler: &mut Scheduler, executor: &mut dyn Executor) -> Option<Held> {
+        let held = self.release(RequestId(fetched.ticket))?;
         for (content, bytes) in fetched.blocks {
             let Some(slot) = scheduler.adopt(&content) else { continue };
             self.keep_spilled(scheduler, executor);
@@ -70,7 +71,19 @@ impl Prefetch {
                 tracing::warn!("a block of the prefix cache cannot be used: {error}");
             }
         }
-        self.release(RequestId(fetched.ticket))
+        Some(held)
+    }
+
+    /// What was evicted on purpose goes from disk as well; what is being read is not waited for.
+    pub fn forget(&mut self, contents: Vec<(ContentId, bool)>) -> Vec<Held> {
+        contents.into_iter().for_each(|(id, with_followers)| self.tier.forget(id, with_followers));
+        self.release_all()
+    }
+
+    /// Everything goes from disk but what pinned prefixes hold.
+    pub fn reset(&mut self, scheduler: &Scheduler) -> Vec<Held> {
+        self.tier.forget_all_but(scheduler.kv().pinned_contents().collect());
+        self.release_all()
     }
 
     /// Stops waiting for this request.

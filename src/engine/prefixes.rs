@@ -23,9 +23,11 @@ impl EngineCore {
             }
             PrefixCommand::Evict { id } => {
                 self.scheduler.evict_prefix(id);
+                self.forget_on_disk(false);
             }
             PrefixCommand::Reset => {
                 self.scheduler.reset_prefixes();
+                self.forget_on_disk(true);
             }
         }
         self.shared.wake();

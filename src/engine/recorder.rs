@@ -29,6 +29,7 @@ fn header(model: &LoadedModel, options: &EngineOptions, scheduler: &Scheduler) -
         version: VERSION,
         kv: scheduler.kv().config(),
         num_host_blocks: scheduler.kv().counts().host.total,
+        swap_space_bytes: options.swap_space_bytes,
         scheduler: scheduler.config(),
         model: ModelIdentity {
             name: model.name.clone(),
@@ -46,6 +47,9 @@ fn header(model: &LoadedModel, options: &EngineOptions, scheduler: &Scheduler) -
         },
         adaptive_budget: options.adaptive_budget,
         precise: options.precise,
+        kv_cache_dtype: options.kv_cache_dtype.word().into(),
+        floor: options.floor,
+        checked_shaders: options.checked_shaders,
         seed: options.seed,
     }
 }

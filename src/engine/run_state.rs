@@ -102,6 +102,10 @@ impl LiveRun {
         self
     }
 
+    pub fn is_pin(&self) -> bool {
+        self.is_pin
+    }
+
     /// The next choice begins.
     pub fn begin_choice(&mut self, text: TextOutput) {
         let holds = self.ranks();

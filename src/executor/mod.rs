@@ -15,6 +15,7 @@ use crate::protocol::TokenLogprobs;
 mod host_store;
 pub mod paged_fake;
 pub mod reference_executor;
+mod reference_ffn;
 pub mod wgpu_executor;
 
 /// Most alternatives that a row can ask for.

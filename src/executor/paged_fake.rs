@@ -98,9 +98,14 @@ impl PagedFake {
         fake
     }
 
+    /// What a block takes in host memory.
+    pub fn host_bytes(block_size: u32) -> u64 {
+        u64::from(block_size) * 8
+    }
+
     /// With so many places for blocks in host memory.
     pub fn with_host_blocks(mut self, num_host_blocks: u32) -> Self {
-        self.host = HostStore::new(num_host_blocks, u64::from(self.config.block_size) * 8);
+        self.host = HostStore::new(num_host_blocks, Self::host_bytes(self.config.block_size));
         self
     }
 

@@ -5,9 +5,10 @@
 
 use crate::batch::{StepBatch, Want};
 use crate::executor::host_store::HostStore;
+use crate::executor::reference_ffn::Ffn;
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::{BlockId, HostSlot, TokenId};
-use crate::kernels::{mask, mlp};
+use crate::kernels::mask;
 use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, RopeSpec, WeightRole};
 use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
@@ -21,10 +22,10 @@ pub struct ReferenceConfig {
 }
 
 /// A row-major f32 matrix `[rows, cols]`, or a vector with one row.
-struct Matrix {
+pub(super) struct Matrix {
     rows: usize,
     cols: usize,
-    data: Vec<f32>,
+    pub(super) data: Vec<f32>,
 }
 
 /// A norm's gain, and the bias of a LayerNorm that has one.
@@ -56,12 +57,7 @@ struct Layer {
     post_attn_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
     post_ffn_norm: Option<Norm>,
-    gate: Option<Matrix>,
-    up: Matrix,
-    down: Matrix,
-    gate_bias: Option<Matrix>,
-    up_bias: Option<Matrix>,
-    down_bias: Option<Matrix>,
+    ffn: Ffn,
     /// Paged K and V: `[num_blocks * block_size, num_kv_heads * head_dim]`.
     k_pool: Vec<f32>,
     v_pool: Vec<f32>,
@@ -208,7 +204,7 @@ impl ReferenceExecutor {
                 Residual::Parallel => normed(&layer.ffn_norm, &spec, &before),
                 Residual::ParallelOneNorm => normed(&layer.attn_norm, &spec, &before),
             };
-            let mlp = layer.mlp(&spec, &seen);
+            let mlp = layer.ffn.apply(&spec, &seen);
             add(row, &normed(&layer.post_ffn_norm, &spec, &mlp), spec.block.residual_scale);
         }
     }
@@ -278,19 +274,6 @@ impl Layer {
             }
         }
         (q, k, v)
-    }
-
-    fn mlp(&self, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {
-        let activation = spec.block.activation;
-        let up = matvec(&self.up, x, self.up_bias.as_ref());
-        let act: Vec<f32> = match &self.gate {
-            Some(gate) => {
-                let gate = matvec(gate, x, self.gate_bias.as_ref());
-                gate.iter().zip(&up).map(|(&g, &u)| mlp::reference(activation, g) * u).collect()
-            }
-            None => up.iter().map(|&u| mlp::reference(activation, u)).collect(),
-        };
-        matvec(&self.down, &act, self.down_bias.as_ref())
     }
 }
 
@@ -464,12 +447,7 @@ fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
         post_attn_norm: norm(model, WeightRole::PostAttnNorm(l), None)?,
         ffn_norm: norm(model, WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
         post_ffn_norm: norm(model, WeightRole::PostFfnNorm(l), None)?,
-        gate: optional(model, WeightRole::Gate(l))?,
-        up: required(model, WeightRole::Up(l))?,
-        down: required(model, WeightRole::Down(l))?,
-        gate_bias: optional(model, WeightRole::GateBias(l))?,
-        up_bias: optional(model, WeightRole::UpBias(l))?,
-        down_bias: optional(model, WeightRole::DownBias(l))?,
+        ffn: Ffn::load(model, l)?,
         k_pool: vec![0.0; pool],
         v_pool: vec![0.0; pool],
     })
@@ -482,11 +460,11 @@ fn norm(model: &Model, gain: WeightRole, bias: Option<WeightRole>) -> Result<Opt
     Ok(Some(Norm { gain, bias }))
 }
 
-fn required(model: &Model, role: WeightRole) -> Result<Matrix, LoadError> {
+pub(super) fn required(model: &Model, role: WeightRole) -> Result<Matrix, LoadError> {
     optional(model, role)?.ok_or(LoadError::MissingWeight { role })
 }
 
-fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>, LoadError> {
+pub(super) fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>, LoadError> {
     let Some(view) = model.weight(role)? else { return Ok(None) };
     let cols = *view.shape.last().unwrap_or(&1) as usize;
     let rows = view.shape.iter().product::<u64>() as usize / cols.max(1);
@@ -505,7 +483,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
 }
 
-fn matvec(w: &Matrix, x: &[f32], bias: Option<&Matrix>) -> Vec<f32> {
+pub(super) fn matvec(w: &Matrix, x: &[f32], bias: Option<&Matrix>) -> Vec<f32> {
     (0..w.rows).map(|r| (dot(w.row(r), x) + bias.map_or(0.0, |b| f64::from(b.data[r]))) as f32).collect()
 }
 

@@ -19,6 +19,7 @@ pub const SHARED: &[Source] = sources!("shared":
     "attention_store"
     "attention_tile"
     "dot8"
+    "expert_tile"
     "grid"
     "pairs"
     "philox"
@@ -33,8 +34,10 @@ pub const SHARED: &[Source] = sources!("shared":
 pub const KERNELS: &[Source] = sources!("kernels":
     "attention"
     "canary"
+    "combine"
     "copy_blocks"
     "embed"
+    "expert_pairs"
     "fill"
     "gather"
     "heads_norm"
@@ -48,6 +51,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "penalties"
     "quantise"
     "rope_kv_write"
+    "route"
     "sample"
     "subgroup_probe"
 );

@@ -18,7 +18,7 @@ use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
 /// Mirrors `Params` of matmul_i8.wgsl and matmul_f32.wgsl.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Params {
     pub n: u32,
     pub groups: u32,
@@ -28,6 +28,12 @@ pub struct Params {
     pub counts_logits: u32,
     pub accumulate: u32,
     pub has_bias: u32,
+    /// This and what follows: of [`super::expert_matmul`] alone.
+    pub expert_rows: u32,
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub slots: u32,
+    pub pairs_per_row: u32,
 }
 
 /// Precision of the activations.
@@ -67,7 +73,7 @@ struct Tile {
 }
 
 /// Rows of a lane. More rows share the activations' loads, fewer keep accumulators in registers.
-fn rows_per_lane(class: Class, precision: Precision, columns: u32) -> u32 {
+pub(super) fn rows_per_lane(class: Class, precision: Precision, columns: u32) -> u32 {
     let wanted = if precision == Precision::I8 && columns == 8 { 8 } else { 4 };
     match class {
         Class::Subgroup(lanes) => wanted.min(BLOCK_ROWS / lanes),
@@ -76,7 +82,13 @@ fn rows_per_lane(class: Class, precision: Precision, columns: u32) -> u32 {
 }
 
 /// File and defines of a tile.
-fn variant(format: Format, precision: Precision, class: Class, pairs: bool, columns: u32) -> (&'static str, Defines) {
+pub(super) fn variant(
+    format: Format,
+    precision: Precision,
+    class: Class,
+    pairs: bool,
+    columns: u32,
+) -> (&'static str, Defines) {
     let rows = rows_per_lane(class, precision, columns);
     let defines = format.defines().and(&class.defines()).set("R", i64::from(rows)).set("C", i64::from(columns));
     match precision {
@@ -114,6 +126,7 @@ impl Matmul {
                 counts_logits: rows.flag(),
                 accumulate: u32::from(y.accumulate),
                 has_bias: u32::from(bias.is_some()),
+                ..Params::default()
             };
             let params = ctx.params.push(ctx.gpu, &params)?;
             // Any buffer does where there is no bias: it is not read.

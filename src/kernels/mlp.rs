@@ -18,6 +18,7 @@ pub struct Params {
     pub x_stride: u32,
     pub up_offset: u32,
     pub y_stride: u32,
+    pub rows_per_token: u32,
 }
 
 /// The kernel with its buffers bound.
@@ -25,6 +26,7 @@ pub struct Params {
 pub struct Mlp {
     label: String,
     bound: Arc<Bound>,
+    /// Of all rows of a token.
     groups: u32,
     lanes: u32,
 }
@@ -36,6 +38,7 @@ pub fn defines(class: Class, kind: MlpKind, activation: Activation, is_quantised
         Activation::Gelu => "GELU",
         Activation::GeluTanh => "GELU_TANH",
         Activation::Relu => "RELU",
+        Activation::ClampedSwiglu => "CLAMPED_SWIGLU",
     };
     let flags = [("PLAIN", kind == MlpKind::Plain), ("I8", is_quantised)];
     let defines = class.defines().flag(activation);
@@ -44,31 +47,41 @@ pub fn defines(class: Class, kind: MlpKind, activation: Activation, is_quantised
 
 impl Mlp {
     /// Reads gate at element 0 and up at `up_offset` of rows of `x_stride` elements (a plain MLP reads up alone); both
-    /// have `k` elements. `k`, `up_offset` and `x_stride` must be multiples of 4. Writes rows of `stride(k)`.
+    /// have `k` elements. `k`, `up_offset` and `x_stride` must be multiples of 4. Writes rows of `stride(k)`. A token has
+    /// `rows_per_token` rows: one, or one for each of its experts.
     pub fn new(
         ctx: &mut KernelContext<'_>,
         label: &str,
         (kind, activation): (MlpKind, Activation),
         x: &BufferSlice,
-        (k, up_offset, x_stride): (u32, u32, u32),
+        (k, up_offset, x_stride, rows_per_token): (u32, u32, u32, u32),
         y: RowOutput<'_>,
     ) -> Result<Mlp, GpuError> {
         if !(k | up_offset | x_stride).is_multiple_of(4) {
             let message = format!("{k}, {up_offset} and {x_stride} are not all multiples of 4");
             return Err(GpuError::Validation { what: label.into(), message });
         }
-        let params = ctx.params.push(ctx.gpu, &Params { k, x_stride, up_offset, y_stride: stride(k) })?;
+        let params = Params { k, x_stride, up_offset, y_stride: stride(k), rows_per_token };
+        let params = ctx.params.push(ctx.gpu, &params)?;
         let is_quantised = matches!(y, RowOutput::I8(_));
         let kernel = ctx.gpu.kernel("mlp", &defines(ctx.class, kind, activation, is_quantised))?;
         let mut bindings = vec![("step_meta", ctx.step_meta), ("x", x), ("params", &params)];
         bindings.extend(y.bindings());
         let bound = ctx.gpu.bind(&kernel, &bindings)?;
-        Ok(Mlp { label: label.into(), bound, groups: stride(k) / GROUP, lanes: ctx.class.lanes() })
+        Ok(Mlp { label: label.into(), bound, groups: rows_per_token * stride(k) / GROUP, lanes: ctx.class.lanes() })
     }
 
     /// Records it for `m` tokens.
     pub fn record(&self, recording: &mut Recording, m: u32) {
         recording.dispatch(self.label.clone(), &self.bound, (m * self.groups).div_ceil(self.lanes));
+    }
+}
+
+/// act(gate) * up of one element, in f64.
+pub fn gated_reference(activation: Activation, gate: f32, up: f32) -> f32 {
+    match activation {
+        Activation::ClampedSwiglu => reference(activation, gate) * (up.clamp(-7.0, 7.0) + 1.0),
+        _ => reference(activation, gate) * up,
     }
 }
 
@@ -82,6 +95,7 @@ pub fn reference(activation: Activation, x: f32) -> f32 {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
         Activation::Relu => x.max(0.0),
+        Activation::ClampedSwiglu => x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()),
     };
     y as f32
 }

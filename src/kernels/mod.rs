@@ -6,6 +6,9 @@
 //! | [`norm`] | RMSNorm or LayerNorm, f32, quantised or added, also of the gathered logit rows |
 //! | [`matmul`] | products with packed weights, f32 or i8 activations |
 //! | [`mlp`] | act(gate) * up or act(up), f32 or quantised |
+//! | [`route`], [`expert_pairs`] | router logits to each token's experts, sorted by expert |
+//! | [`expert_matmul`] | products in which each row has its own expert |
+//! | [`combine`] | what experts computed joins the hidden state |
 //! | [`quantise`] | f32 rows to i8 |
 //! | [`gather`] | f32 rows in another order, f32 or quantised |
 //! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
@@ -49,9 +52,12 @@ use crate::gpu::{Defines, GpuCaps};
 pub mod attention;
 pub mod attention_work;
 pub mod canary;
+pub mod combine;
 pub mod context;
 pub mod copy_blocks;
 pub mod embed;
+pub mod expert_matmul;
+pub mod expert_pairs;
 pub mod gather;
 pub mod heads_norm;
 pub mod kv_layout;
@@ -67,6 +73,7 @@ pub mod params;
 pub mod penalties;
 pub mod quantise;
 pub mod rope_kv_write;
+pub mod route;
 pub mod sample;
 pub mod step_meta;
 pub mod variants;

@@ -112,6 +112,15 @@ pub struct Planes {
     pub s: Vec<u8>,
 }
 
+impl Planes {
+    /// Empty, with the room kept.
+    pub fn clear(&mut self) {
+        self.q.clear();
+        self.h.clear();
+        self.s.clear();
+    }
+}
+
 impl Format {
     pub fn of(dtype: DType) -> Format {
         use DType::*;

@@ -1,16 +1,18 @@
 //! Every combination of kernel and defines that can be compiled, for tests that look at each. `shaders/variants.txt`
 //! is this list as text.
 
+use super::expert_matmul::ExpertMatmul;
 use super::kv_layout::KvFormat;
 use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, copy_blocks, embed, gather, heads_norm, logit_cap, logprobs, mask, mlp, norm,
-    penalties, rope_kv_write, sample,
+    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, logit_cap,
+    logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::{DType, GGUF_TYPES, Span};
+use crate::model::experts::{Routing, Scoring};
 use crate::model::spec::{Activation, MlpKind};
 
 /// Classes that exist: one for each size of subgroup, and the one without.
@@ -51,8 +53,10 @@ pub fn all() -> Vec<(String, Defines)> {
     let mut found = vec![("fill".to_string(), Defines::new())];
     found.extend([true, false].map(|checks| ("canary".to_string(), canary::defines(checks))));
     found.extend((1..=copy_blocks::MAX_BUFFERS).map(|n| ("copy_blocks".into(), copy_blocks::defines(n))));
+    found.push(("expert_pairs".into(), expert_pairs::defines()));
     for class in CLASSES {
         of_rows(class, &mut found);
+        of_experts(class, &mut found);
         of_heads(class, &mut found);
         found.push(("penalties".into(), penalties::defines()));
         found.push(("mask".into(), mask::defines()));
@@ -93,6 +97,7 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
                 found.push(("mlp".into(), mlp::defines(class, kind, activation, is_quantised)));
             }
         }
+        found.push(("mlp".into(), mlp::defines(class, MlpKind::Gated, Activation::ClampedSwiglu, is_quantised)));
     }
     for form in [Form::Rms, Form::Layer { bias: false }, Form::Layer { bias: true }, Form::Copy] {
         for writes in [Writes::F32, Writes::I8, Writes::Add] {
@@ -102,6 +107,19 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
             found.push(("norm".into(), norm::defines(class, form, Writes::F32, RowCount::Logits)));
             found.push(("norm".into(), norm::defines(class, form, Writes::I8, RowCount::Logits)));
         }
+    }
+}
+
+fn of_experts(class: Class, found: &mut Vec<(String, Defines)>) {
+    for (has_shared, has_mix) in [(false, false), (true, false), (true, true)] {
+        found.push(("combine".into(), combine::defines(class, has_shared, has_mix)));
+    }
+    let plain = Routing { is_normalised: false, ..Routing::SOFTMAX };
+    let by_best = Routing { num_groups: 4, ..plain };
+    let sigmoid = Routing { scoring: Scoring::Sigmoid, has_selection_bias: true, ..Routing::SOFTMAX };
+    let by_two = Routing { num_groups: 4, group_by_two: true, ..sigmoid };
+    for routing in [Routing::SOFTMAX, plain, by_best, sigmoid, by_two] {
+        found.push(("route".into(), route::defines(class, &routing)));
     }
 }
 
@@ -141,5 +159,13 @@ fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) 
     if format.takes_i8() {
         found.extend(Matmul::kernels(format, Precision::I8, class, false));
         found.extend(Matmul::kernels(format, Precision::I8, class, true));
+    }
+    // GROUPED changes nothing of how weights are read: some types stand for all.
+    if [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4].contains(&format.dtype) {
+        found.extend(ExpertMatmul::kernels(format, Precision::F32, class, false));
+        if format.takes_i8() {
+            let kernels = |&pairs: &bool| ExpertMatmul::kernels(format, Precision::I8, class, pairs);
+            found.extend([false, true].iter().flat_map(kernels));
+        }
     }
 }

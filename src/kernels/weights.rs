@@ -94,6 +94,88 @@ impl PackedMatrix {
     }
 }
 
+/// The matrices `[n, k]` of all experts of a layer on the GPU, one after the other, each padded to whole blocks of rows.
+#[derive(Clone, Debug)]
+pub struct ExpertMatrix {
+    pub label: String,
+    pub format: Format,
+    pub num_experts: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Ascending padded rows, counted over experts; a slice holds whole blocks.
+    pub slices: Vec<PackedSlice>,
+}
+
+/// What [`ExpertMatrix::upload`] makes.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertShape<'a> {
+    pub label: &'a str,
+    pub dtype: DType,
+    pub num_experts: u32,
+    pub n: u32,
+    pub k: u32,
+    /// Planes of a slice have at most so many bytes.
+    pub max_plane_bytes: u64,
+}
+
+impl ExpertMatrix {
+    /// Packs and uploads expert after expert. `rows_of` gives an expert's rows, as the file stores them.
+    pub fn upload<'m, E: From<WeightError>>(
+        gpu: &Gpu,
+        uploader: &mut Uploader<'_>,
+        shape: ExpertShape<'_>,
+        mut rows_of: impl FnMut(u32) -> Result<Vec<std::borrow::Cow<'m, [u8]>>, E>,
+    ) -> Result<ExpertMatrix, E> {
+        let ExpertShape { label, dtype, num_experts, n, k, max_plane_bytes } = shape;
+        let pack_error = |source| WeightError::Pack { label: label.into(), source };
+        let format = Format::of(dtype);
+        let row_bytes = format.row_bytes(k).map_err(pack_error)?;
+        let plane_bytes = format.block_bytes(k);
+        let rows_per_slice = slice_rows(plane_bytes, max_plane_bytes, gpu.caps().max_buffer_bytes)
+            .ok_or_else(|| WeightError::RowTooLong { label: label.into(), k, max_plane_bytes })?;
+        let blocks_per_expert = n.div_ceil(BLOCK_ROWS);
+        let num_blocks = num_experts * blocks_per_expert;
+        let blocks_per_slice = rows_per_slice / BLOCK_ROWS;
+        let mut slices = Vec::new();
+        let mut starts = [(0, 0); 3];
+        let mut planes = Planes::default();
+        for expert in 0..num_experts {
+            let parts = rows_of(expert)?;
+            let rows: Vec<&[u8]> = parts.iter().flat_map(|p| p.chunks_exact(row_bytes)).collect();
+            if rows.len() != n as usize || parts.iter().any(|p| !p.len().is_multiple_of(row_bytes)) {
+                let bytes = parts.iter().map(|p| p.len()).sum();
+                return Err(pack_error(PackError::PartialRow { dtype, k, bytes }).into());
+            }
+            for (b, rows) in rows.chunks(BLOCK_ROWS as usize).enumerate() {
+                let block = expert * blocks_per_expert + b as u32;
+                if block.is_multiple_of(blocks_per_slice) {
+                    let first_row = block * BLOCK_ROWS;
+                    let num_rows = blocks_per_slice.min(num_blocks - block) * BLOCK_ROWS;
+                    let (slice, at) = alloc_slice(gpu, label, plane_bytes, first_row, num_rows).map_err(E::from)?;
+                    slices.push(slice);
+                    starts = at;
+                }
+                planes.clear();
+                format.pack_block(k, rows, &mut planes);
+                let slice = slices.last().expect("the first block begins one");
+                let done = u64::from(block % blocks_per_slice);
+                write_piece(uploader, &slice.q.buffer, starts, done, &planes).map_err(WeightError::from)?;
+            }
+        }
+        Ok(ExpertMatrix { label: label.into(), format, num_experts, n, k, slices })
+    }
+
+    /// Bytes on the GPU.
+    pub fn bytes(&self) -> u64 {
+        self.slices.iter().map(|s| s.q.buffer.size()).sum()
+    }
+
+    /// Rows of an expert with its padding.
+    pub fn expert_rows(&self) -> u32 {
+        self.n.next_multiple_of(BLOCK_ROWS)
+    }
+}
+
 /// Uploads a vector (gain, bias, table) as f32, with zeros up to `len` elements.
 pub fn upload_vector(
     gpu: &Gpu,
@@ -128,18 +210,7 @@ fn upload_slice(
     rows: &[&[u8]],
 ) -> Result<PackedSlice, WeightError> {
     let block = format.block_bytes(k);
-    let num_blocks = (rows.len() as u64).div_ceil(u64::from(BLOCK_ROWS));
-    let (q, h, s) = (num_blocks * block.q, num_blocks * block.h, num_blocks * block.s);
-    let h_start = q.next_multiple_of(PLANE_ALIGN);
-    let s_start = (h_start + h).next_multiple_of(PLANE_ALIGN);
-    let buffer = gpu.alloc(label, s_start + s, BufferUse::Storage)?;
-    let slice = PackedSlice {
-        first_row,
-        num_rows: rows.len() as u32,
-        q: buffer.slice(0, q),
-        h: (h > 0).then(|| buffer.slice(h_start, h)),
-        s: (s > 0).then(|| buffer.slice(s_start, s)),
-    };
+    let (slice, starts) = alloc_slice(gpu, label, block, first_row, rows.len() as u32)?;
     let blocks_per_piece = (PIECE_BYTES / (block.q + block.h + block.s).max(1)).max(1) as usize;
     let mut planes = Planes::default();
     let mut done = 0;
@@ -147,13 +218,34 @@ fn upload_slice(
         for rows in piece.chunks(BLOCK_ROWS as usize) {
             format.pack_block(k, rows, &mut planes);
         }
-        write_piece(uploader, &buffer, [(0, block.q), (h_start, block.h), (s_start, block.s)], done, &planes)?;
+        write_piece(uploader, &slice.q.buffer, starts, done, &planes)?;
         done += piece.len().div_ceil(BLOCK_ROWS as usize) as u64;
-        planes.q.clear();
-        planes.h.clear();
-        planes.s.clear();
+        planes.clear();
     }
     Ok(slice)
+}
+
+/// A buffer for so many rows; with each plane's start and bytes of a block.
+fn alloc_slice(
+    gpu: &Gpu,
+    label: &str,
+    block: PlaneBytes,
+    first_row: u32,
+    num_rows: u32,
+) -> Result<(PackedSlice, [(u64, u64); 3]), WeightError> {
+    let num_blocks = u64::from(num_rows.div_ceil(BLOCK_ROWS));
+    let (q, h, s) = (num_blocks * block.q, num_blocks * block.h, num_blocks * block.s);
+    let h_start = q.next_multiple_of(PLANE_ALIGN);
+    let s_start = (h_start + h).next_multiple_of(PLANE_ALIGN);
+    let buffer = gpu.alloc(label, s_start + s, BufferUse::Storage)?;
+    let slice = PackedSlice {
+        first_row,
+        num_rows,
+        q: buffer.slice(0, q),
+        h: (h > 0).then(|| buffer.slice(h_start, h)),
+        s: (s > 0).then(|| buffer.slice(s_start, s)),
+    };
+    Ok((slice, [(0, block.q), (h_start, block.h), (s_start, block.s)]))
 }
 
 /// Writes packed blocks behind `done` earlier ones; `plane_starts` has each plane's start and bytes of a block.

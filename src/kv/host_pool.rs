@@ -8,7 +8,7 @@
 
 use super::prefix_cache::{CacheKey, ContentId};
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeSet;
 
 /// One block's content on its way between the pool and host memory.
@@ -322,6 +322,34 @@ impl HostPool {
         let slot = *self.by_id.get(id)?;
         self.set(slot, Slot::default());
         Some(slot)
+    }
+
+    /// Drops these contents and those that follow them, between steps; gives their places.
+    pub fn drop_cached(&mut self, mut doomed: FxHashSet<ContentId>) -> Vec<HostSlot> {
+        assert!(self.open.is_none(), "content is dropped between steps");
+        let cached: Vec<(HostSlot, ContentKey)> =
+            self.by_id.values().map(|&slot| (slot, self.slots[slot.idx()].key)).collect();
+        let mut num_doomed = 0;
+        while num_doomed < doomed.len() {
+            num_doomed = doomed.len();
+            doomed.extend(
+                cached
+                    .iter()
+                    .filter(|(_, key)| doomed.contains(&key.parent))
+                    .map(|(_, key)| key.id)
+                    .collect::<Vec<_>>(),
+            );
+        }
+        let mut dropped: Vec<HostSlot> =
+            cached.iter().filter(|(_, key)| doomed.contains(&key.id)).map(|(slot, _)| *slot).collect();
+        dropped.sort_unstable();
+        dropped.iter().for_each(|slot| self.set(*slot, Slot::default()));
+        dropped
+    }
+
+    /// True when another content than `child` follows this one here.
+    pub fn has_other_child(&self, id: &ContentId, child: &ContentId) -> bool {
+        self.by_id.values().map(|slot| &self.slots[slot.idx()].key).any(|key| key.parent == *id && key.id != *child)
     }
 
     /// A preempted request relies on this content, or no longer does.

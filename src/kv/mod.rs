@@ -180,6 +180,8 @@ pub struct KvCache {
     hits: Vec<(BlockId, u32)>,
     pins: Vec<Pin>,
     lost_pins: Vec<PinSpec>,
+    /// Contents that were evicted on purpose, see [`KvCache::take_forgotten`].
+    forgotten: Vec<(ContentId, bool)>,
     hit: Vec<BlockId>, // scratch of `lookup`, used by `attach`
     host: HostPool,
     host_hit: Vec<HostSlot>,     // scratch of `lookup`, used by `restore`
@@ -210,6 +212,7 @@ impl KvCache {
             hits: Vec::new(),
             pins: Vec::new(),
             lost_pins: Vec::new(),
+            forgotten: Vec::new(),
             hit: Vec::new(),
             host: HostPool::default(),
             host_hit: Vec::new(),

@@ -95,11 +95,10 @@ impl KvCache {
         Some((tokens, self.prefix.key_of(last)))
     }
 
-    /// Lets the pin that came last go. False when there is none.
-    pub fn unpin_newest(&mut self) -> bool {
-        let Some(last) = self.pins.len().checked_sub(1) else { return false };
-        self.let_go(last);
-        true
+    /// Lets the pin that came last go, and gives it.
+    pub fn unpin_newest(&mut self) -> Option<PinSpec> {
+        let last = self.pins.len().checked_sub(1)?;
+        Some(self.let_go(last))
     }
 
     /// Lets the pinned prefix of this id go; its blocks stay in the cache until they are evicted. False when there is none.
@@ -110,7 +109,7 @@ impl KvCache {
     }
 
     /// Forgets the prefix that ends in the block of this id: that block, what follows it, and what led to it alone.
-    /// Blocks that tables hold stay with them and are not found again. Returns how many blocks were forgotten: 0 when
+    /// Blocks that tables hold stay with them and are not found again; copies in host memory go too. Returns how many blocks were forgotten: 0 when
     /// there is no such prefix, or when it is pinned or leads to a pinned one.
     pub fn evict_prefix(&mut self, id: u64) -> u32 {
         let Some(last) = self.prefix.block_of(id).filter(|block| self.pool.block(*block).pins == 0) else { return 0 };
@@ -122,28 +121,33 @@ impl KvCache {
             doomed.extend(children_of(doomed[at]));
             at += 1;
         }
-        let mut child = last;
+        let (mut child, mut before) = (last, Vec::new());
         while let Some(parent) = self.prefix.parent_of(child) {
+            let ids = self.prefix.content_key_of(parent).zip(self.prefix.content_key_of(child));
             let is_own = self.pool.block(parent).pins == 0
                 && self.prefix.stats_of(parent).hits == 0
-                && children_of(parent).len() == 1;
+                && children_of(parent).len() == 1
+                && ids.is_none_or(|(parent, child)| !self.host.has_other_child(&parent.id, &child.id));
             if !is_own {
                 break;
             }
-            doomed.push(parent);
+            before.push(parent);
             child = parent;
         }
+        self.forget_prefix(last, &before);
+        doomed.append(&mut before);
         doomed.iter().for_each(|block| self.forget(*block));
         doomed.len() as u32
     }
 
-    /// Forgets everything but pinned prefixes. Returns how many blocks were forgotten.
+    /// Forgets everything but pinned prefixes, in host memory too. Returns how many blocks of the pool were forgotten.
     pub fn reset_prefixes(&mut self) -> u32 {
         let is_doomed = |id: &BlockId| {
             let block = self.pool.block(*id);
             block.visibility == Visibility::Published && block.pins == 0
         };
         let doomed: Vec<BlockId> = (1..self.config.num_blocks).map(BlockId).filter(is_doomed).collect();
+        self.reset_host();
         doomed.iter().for_each(|block| self.forget(*block));
         doomed.len() as u32
     }

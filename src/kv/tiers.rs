@@ -10,6 +10,7 @@ use super::host_pool::{ContentKey, HostPool, Slot};
 use super::{BlockEvent, BlockState, BlockTable, CacheKey, ContentId, KvCache, PrefixChain, SuspendedTable};
 use super::{HostState, HostTransfer, PrefixHit, SwappedTable};
 use crate::ids::{BlockId, HostSlot, TokenId};
+use rustc_hash::FxHashSet;
 
 /// The content of a full block, named so that it can be kept outside this process.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -118,7 +119,26 @@ impl KvCache {
             self.host.want(id, true);
             swapped.kept.push(id);
         }
-        for &block in &table.ids()[num_kept..self.blocks_for(num_computed) as usize] {
+        self.hold_blocks_in_host(&table.ids()[num_kept..self.blocks_for(num_computed) as usize], &mut swapped);
+        (self.suspend(table), swapped)
+    }
+
+    /// As [`KvCache::suspend_to_host`], for a table whose blocks before `first` others have: those come back by sharing.
+    pub fn suspend_rest_to_host(
+        &mut self,
+        table: BlockTable,
+        first: u32,
+        num_computed: u32,
+    ) -> (SuspendedTable, SwappedTable) {
+        let owner = table.owner();
+        let mut swapped = SwappedTable { owner, num_computed, kept: Vec::new(), slots: Vec::new() };
+        self.hold_blocks_in_host(&table.ids()[first as usize..self.blocks_for(num_computed) as usize], &mut swapped);
+        (self.suspend(table), swapped)
+    }
+
+    fn hold_blocks_in_host(&mut self, blocks: &[BlockId], swapped: &mut SwappedTable) {
+        let owner = swapped.owner;
+        for &block in blocks {
             let (events, spilled) = (&mut self.events, &mut self.spilled);
             let mut dropped = Vec::new();
             let host = self.host.take_held(owner, &mut |host, slot| dropped.push((host, slot.key)));
@@ -128,7 +148,6 @@ impl KvCache {
             self.events.push(BlockEvent::SwapOut { block, host, request: Some(owner) });
             swapped.slots.push(host);
         }
-        (self.suspend(table), swapped)
     }
 
     /// Positions that a sequence need not compute after [`KvCache::lookup`] found so much.
@@ -162,22 +181,37 @@ impl KvCache {
             }
             _ => Vec::new(),
         };
-        self.reserve(table, first * size, computed).expect("room was made for what comes back");
-        for (i, &host) in hosts.iter().chain(&held).enumerate() {
-            let (logical, request) = (first + i as u32, table.owner());
-            let block = table.ids()[logical as usize];
-            self.swap_in.push(HostTransfer { block, host });
-            self.events.push(BlockEvent::SwapIn { host, block, request });
-            let filled = (computed - logical * size).min(size);
-            self.pool.fill(block, filled);
-            self.events.push(BlockEvent::Fill { block, filled });
-        }
+        self.bring_back(table, hosts.iter().chain(&held), computed);
         self.host_hit = hosts;
         self.host_hit.clear();
         if let Some(swapped) = swapped {
             self.drop_swapped(swapped);
         }
         (first, computed)
+    }
+
+    /// Brings back what [`KvCache::suspend_rest_to_host`] left, behind the blocks that the table shares again. Gives the
+    /// first block that is written, and the positions that are there once the step has run.
+    pub fn restore_rest(&mut self, table: &mut BlockTable, swapped: SwappedTable) -> (u32, u32) {
+        let (first, computed) = (table.num_blocks(), swapped.num_computed);
+        assert_eq!(first + swapped.num_held(), self.blocks_for(computed), "what was shared is shared again");
+        self.bring_back(table, swapped.slots.iter(), computed);
+        self.drop_swapped(swapped);
+        (first, computed)
+    }
+
+    /// Content from these places becomes the table's next blocks, `computed` positions in all.
+    fn bring_back<'a>(&mut self, table: &mut BlockTable, hosts: impl Iterator<Item = &'a HostSlot>, computed: u32) {
+        let (first, size) = (table.num_blocks(), self.config.block_size);
+        self.reserve(table, first * size, computed).expect("room was made for what comes back");
+        for (logical, &host) in (first..).zip(hosts) {
+            let (block, request) = (table.ids()[logical as usize], table.owner());
+            self.swap_in.push(HostTransfer { block, host });
+            self.events.push(BlockEvent::SwapIn { host, block, request });
+            let filled = (computed - logical * size).min(size);
+            self.pool.fill(block, filled);
+            self.events.push(BlockEvent::Fill { block, filled });
+        }
     }
 
     /// The step that was to bring back blocks from `first` on has failed: they hold nothing.
@@ -288,6 +322,49 @@ impl KvCache {
     pub(super) fn forget_host(&mut self, block: BlockId) {
         let Some(key) = self.prefix.content_key_of(block) else { return };
         if let Some(host) = self.host.forget(&key.id) {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+    }
+
+    /// Contents that were evicted on purpose since the last call, and whether what follows them goes too: whoever keeps
+    /// contents outside is to forget them. Gathered where `keep_spilled` is.
+    pub fn take_forgotten(&mut self) -> Vec<(ContentId, bool)> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    /// What pinned prefixes hold.
+    pub fn pinned_contents(&self) -> impl Iterator<Item = ContentId> + '_ {
+        let pinned = (1..self.config.num_blocks).map(BlockId).filter(|block| self.pool.block(*block).pins > 0);
+        pinned.filter_map(|block| self.prefix.content_key_of(block)).map(|key| key.id)
+    }
+
+    /// A prefix is evicted on purpose: the block in which it ends, with what follows it, and blocks that led to it alone.
+    pub(super) fn forget_prefix(&mut self, last: BlockId, before: &[BlockId]) {
+        let ids = |blocks: &[BlockId]| -> Vec<ContentId> {
+            blocks.iter().filter_map(|block| self.prefix.content_key_of(*block)).map(|key| key.id).collect()
+        };
+        let (last, before) = (ids(&[last]), ids(before));
+        if self.spilled.is_some() {
+            self.forgotten.extend(last.iter().map(|id| (*id, true)));
+            self.forgotten.extend(before.iter().map(|id| (*id, false)));
+        }
+        for host in self.host.drop_cached(last.into_iter().collect()) {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+        for host in before.iter().filter_map(|id| self.host.forget(id)).collect::<Vec<_>>() {
+            self.events.push(BlockEvent::HostFree { host });
+        }
+    }
+
+    /// Nothing but what pinned prefixes hold is found in host memory any more.
+    pub(super) fn reset_host(&mut self) {
+        if !self.host.is_on() {
+            return;
+        }
+        let kept: FxHashSet<ContentId> = self.pinned_contents().collect();
+        let cached = self.host.slots().filter(|(_, slot)| slot.state == HostState::Cached);
+        let doomed: Vec<ContentId> = cached.map(|(_, slot)| slot.key.id).filter(|id| !kept.contains(id)).collect();
+        for host in doomed.iter().filter_map(|id| self.host.forget(id)).collect::<Vec<_>>() {
             self.events.push(BlockEvent::HostFree { host });
         }
     }

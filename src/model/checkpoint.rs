@@ -227,7 +227,9 @@ impl Model {
         let Some(tensor) = self.store.find(&name) else {
             return Err(ModelError::malformed(&self.info.path, format!("tensor {name} is missing")));
         };
-        if tensor.shape != stored_shape {
+        // A matrix of one row may be stored as a vector.
+        let is_row = stored_shape[0] == 1 && tensor.shape[..] == stored_shape[1..];
+        if tensor.shape != stored_shape && !is_row {
             let fault = format!("tensor {name} has the shape {:?}; the model needs {stored_shape:?}", tensor.shape);
             return Err(ModelError::malformed(tensor.file, fault));
         }

@@ -13,6 +13,7 @@ pub mod checkpoint;
 pub mod coded;
 pub mod dtype;
 pub mod error;
+pub mod experts;
 pub mod files;
 pub mod gguf;
 pub mod gguf_types;

@@ -1,6 +1,7 @@
 //! What a checkpoint's header says of the model: dimensions, heads, rope, norms, windows. Validated on construction;
 //! the one forward pass is driven by it, so there is no per-family code beyond `arch/`.
 
+use super::experts::{ExpertPart, ExpertSpec, MixPart};
 use serde::{Deserialize, Serialize};
 
 /// Facts that the forward pass needs. All counts are at least 1 unless said otherwise.
@@ -71,6 +72,9 @@ pub struct BlockSpec {
     pub logit_softcap: Option<f32>,
     /// The head has a bias (phi).
     pub head_bias: bool,
+    /// A mixture of experts in place of the MLP.
+    #[serde(default)]
+    pub experts: Option<ExpertSpec>,
 }
 
 impl BlockSpec {
@@ -92,6 +96,7 @@ impl BlockSpec {
         logit_scale: 1.0,
         logit_softcap: None,
         head_bias: false,
+        experts: None,
     };
 
     fn validate(&self) -> Result<(), String> {
@@ -99,6 +104,12 @@ impl BlockSpec {
         for (what, cap) in caps {
             if cap.is_some_and(|cap| !(cap.is_finite() && cap > 0.0)) {
                 return Err(format!("the {what} soft cap must be above 0, not {}", cap.unwrap_or_default()));
+            }
+        }
+        if let Some(experts) = &self.experts {
+            experts.validate()?;
+            if self.norm_placement != NormPlacement::Before || self.residual != Residual::Sequential {
+                return Err("experts need norms before them and a sequential residual".into());
             }
         }
         let scales = [
@@ -176,6 +187,8 @@ pub enum Activation {
     /// With the hyperbolic tangent.
     GeluTanh,
     Relu,
+    /// Of a gated MLP alone: g sigmoid(1.702 g) (u + 1) with g at most 7 and u within 7 (gpt_oss).
+    ClampedSwiglu,
 }
 
 /// Rotary position embedding (RoFormer, arXiv 2104.09864).
@@ -258,6 +271,9 @@ pub enum WeightRole {
     GateBias(u32),
     UpBias(u32),
     DownBias(u32),
+    /// Layer, expert, tensor.
+    Expert(u32, u32, ExpertPart),
+    Mix(u32, MixPart),
 }
 
 /// Largest values that are believed: beyond every known model, small enough that no product of two overflows and no
@@ -333,6 +349,11 @@ impl ModelSpec {
         }
     }
 
+    /// The experts of a layer; `None` where it has a plain MLP.
+    pub fn experts_of(&self, layer: u32) -> Option<&ExpertSpec> {
+        self.block.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
+    }
+
     /// What multiplies q·k.
     pub fn attention_scale(&self) -> f64 {
         self.block.attention_scale.map_or_else(|| 1.0 / f64::from(self.head_dim).sqrt(), f64::from)
@@ -350,7 +371,12 @@ impl ModelSpec {
     pub fn roles(&self) -> impl Iterator<Item = WeightRole> + '_ {
         use WeightRole::{HeadBias, LmHead, OutputNorm, OutputNormBias, PositionEmbedding, TokenEmbedding};
         let outer = [TokenEmbedding, PositionEmbedding, OutputNorm, OutputNormBias, LmHead, HeadBias];
-        let layers = (0..self.num_layers).flat_map(WeightRole::of_layer);
+        let layers = (0..self.num_layers).flat_map(|l| {
+            let num_experts = self.experts_of(l).map_or(0, |experts| experts.num_experts);
+            let of_expert = move |e| ExpertPart::ALL.into_iter().map(move |part| WeightRole::Expert(l, e, part));
+            let experts = (0..num_experts).flat_map(of_expert);
+            WeightRole::of_layer(l).into_iter().chain(MixPart::ALL.map(|part| WeightRole::Mix(l, part))).chain(experts)
+        });
         outer.into_iter().chain(layers).filter(|role| role.shape(self).is_some())
     }
 }
@@ -445,6 +471,8 @@ impl WeightRole {
         let has_ffn_norm = norms_before && spec.block.residual != Residual::ParallelOneNorm;
         let norm_bias = spec.block.norm == NormKind::Layer { bias: true };
         let is_gated = spec.block.mlp == MlpKind::Gated;
+        let experts = self.layer().and_then(|layer| spec.experts_of(layer));
+        let is_dense = experts.is_none();
         let (present, shape) = match self {
             TokenEmbedding => (true, vec![vocab, hidden]),
             LmHead => (!spec.tie_embeddings, vec![vocab, hidden]),
@@ -467,12 +495,17 @@ impl WeightRole {
             Sinks(_) => (spec.block.has_sinks, vec![u64::from(spec.num_heads)]),
             QNorm(_) => spec.qk_norm_shape(spec.num_heads),
             KNorm(_) => spec.qk_norm_shape(spec.num_kv_heads),
-            Gate(_) => (is_gated, vec![ffn, hidden]),
-            Up(_) => (true, vec![ffn, hidden]),
-            Down(_) => (true, vec![hidden, ffn]),
-            GateBias(_) => (spec.mlp_bias && is_gated, vec![ffn]),
-            UpBias(_) => (spec.mlp_bias, vec![ffn]),
-            DownBias(_) => (spec.mlp_bias, vec![hidden]),
+            Gate(_) => (is_dense && is_gated, vec![ffn, hidden]),
+            Up(_) => (is_dense, vec![ffn, hidden]),
+            Down(_) => (is_dense, vec![hidden, ffn]),
+            GateBias(_) => (is_dense && spec.mlp_bias && is_gated, vec![ffn]),
+            UpBias(_) => (is_dense && spec.mlp_bias, vec![ffn]),
+            DownBias(_) => (is_dense && spec.mlp_bias, vec![hidden]),
+            Expert(_, e, part) => match experts {
+                Some(experts) if e < experts.num_experts => part.shape(spec, experts),
+                _ => return None,
+            },
+            Mix(_, part) => part.shape(spec, experts?),
         };
         (present && self.layer().is_none_or(|layer| layer < spec.num_layers)).then_some(shape)
     }
@@ -481,6 +514,7 @@ impl WeightRole {
     pub fn layer(self) -> Option<u32> {
         use WeightRole::*;
         match self {
+            Expert(l, ..) | Mix(l, _) => Some(l),
             TokenEmbedding | PositionEmbedding | OutputNorm | OutputNormBias | LmHead | HeadBias => None,
             AttnNormBias(l) | Sinks(l) | PostAttnNorm(l) | FfnNormBias(l) | PostFfnNorm(l) => Some(l),
             AttnNorm(l) | Q(l) | K(l) | V(l) | O(l) | QBias(l) | KBias(l) | VBias(l) | OBias(l) | QNorm(l)
@@ -491,6 +525,11 @@ impl WeightRole {
     /// True for norms and biases, which are stored as plain floats.
     pub fn is_vector(self) -> bool {
         use WeightRole::*;
+        match self {
+            Expert(_, _, part) => return part.is_vector(),
+            Mix(_, part) => return part.is_vector(),
+            _ => {}
+        }
         !matches!(
             self,
             TokenEmbedding | PositionEmbedding | LmHead | Q(_) | K(_) | V(_) | O(_) | Gate(_) | Up(_) | Down(_)

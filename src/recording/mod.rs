@@ -61,6 +61,9 @@ pub struct Header {
     /// Places for blocks in host memory.
     #[serde(default)]
     pub num_host_blocks: u32,
+    /// What they may take.
+    #[serde(default)]
+    pub swap_space_bytes: u64,
     pub scheduler: SchedulerConfig,
     pub model: ModelIdentity,
     pub adapter: AdapterIdentity,
@@ -68,8 +71,20 @@ pub struct Header {
     pub adaptive_budget: bool,
     /// f32 activations and KV.
     pub precise: bool,
+    /// What keys and values are stored as, in the word of the flag.
+    #[serde(default = "auto")]
+    pub kv_cache_dtype: String,
+    /// No optional feature of the adapter was used; every check was kept in the shaders.
+    #[serde(default)]
+    pub floor: bool,
+    #[serde(default)]
+    pub checked_shaders: bool,
     /// Seeds requests that bring none.
     pub seed: Option<u64>,
+}
+
+fn auto() -> String {
+    "auto".into()
 }
 
 /// The model that ran.

@@ -29,11 +29,19 @@ pub enum ReplayError {
     Impossible { step: u64, fault: String },
     #[error("step {step} did not run: {fault}")]
     Failed { step: u64, fault: String },
+    #[error(
+        "the run found blocks in a prefix cache on disk, which a recording does not hold: it can be replayed without a \
+         model only"
+    )]
+    NeedsDisk,
 }
 
 /// Without an executor the recorded tokens are fed back.
 pub fn replay(recording: &Recording, executor: Option<&mut dyn Executor>) -> Result<ReplayReport, ReplayError> {
     let mut steps = 0;
+    if executor.is_some() && recording.ops.iter().any(|timed| matches!(timed.op, Op::Adopt(_))) {
+        return Err(ReplayError::NeedsDisk);
+    }
     // A recording that was tampered with meets the scheduler's assertions.
     std::panic::catch_unwind(AssertUnwindSafe(|| run(recording, executor, &mut steps))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

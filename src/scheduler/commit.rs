@@ -68,6 +68,7 @@ impl Scheduler {
         }
         self.advance_gangs(gangs, not_finite, advances);
         self.end_deferred();
+        self.yielded.clear();
         let lost = self.kv.take_lost_pins();
         self.renew_pins(lost);
         self.rescore();

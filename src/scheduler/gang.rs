@@ -5,7 +5,8 @@
 //! shares its blocks, and whoever writes a shared block first takes a copy of it in the next plan. A gang gives way as
 //! one request and is one entry of the queue: its leader, the sequence with the gang's own id. When it comes back, the
 //! leader computes what is not cached, and the others take from their neighbours what they have in common, so that a gang
-//! never needs more than [`gang_bound`] blocks; a gang that can never have them is refused at once.
+//! never needs more than [`gang_bound`] blocks; a gang that can never have them is refused at once. What was saved to host
+//! memory is brought back instead ([`super::gang_swap`]).
 //!
 //! Blocks of a beam that was dropped stay findable by prefix when they were published: they hold what was computed for
 //! the tokens that name them, whatever became of the beam.
@@ -15,7 +16,7 @@
 use super::planner::{Draft, Undo};
 use super::policy;
 use super::sequence::{Progress, Sequence};
-use super::{NewSequence, Op, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
+use super::{NewSequence, Op, PreemptMode, Scheduler, SeqIdx, SeqStatus, StepPlan, WaitReason};
 use crate::ids::{BlockId, RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey};
 use crate::protocol::{FinishReason, InvalidParam, RunError};
@@ -253,7 +254,7 @@ impl Scheduler {
 
     /// Of a beam that waits for its neighbours: the one with which it has most tokens in common, and the positions of the
     /// full blocks among them. The leader has none; ties go to the leader, then to the best.
-    fn neighbour(&self, gang: &Gang, idx: SeqIdx) -> (SeqIdx, u32) {
+    pub(super) fn neighbour(&self, gang: &Gang, idx: SeqIdx) -> (SeqIdx, u32) {
         let (seq, size) = (self.seq(idx), self.kv.block_size());
         let leader = self.by_id[&seq.gang.expect("a member of a gang")];
         let before = gang.members.iter().copied().take_while(|member| *member != idx);
@@ -269,7 +270,7 @@ impl Scheduler {
     }
 
     /// Distinct blocks of a gang. Blocks are shared from the first on, so that two tables are equal up to some place.
-    fn held_blocks(&self, gang: &Gang) -> u32 {
+    pub(super) fn held_blocks(&self, gang: &Gang) -> u32 {
         let tables: Vec<&[BlockId]> = gang.members.iter().map(|idx| self.seq(*idx).table.ids()).collect();
         let own = |(i, table): (usize, &&[BlockId])| {
             let shared = tables[..i].iter().map(|other| num_common(table, other)).max().unwrap_or(0);
@@ -285,19 +286,29 @@ impl Scheduler {
         for id in ids {
             for i in 0..self.gangs[&id].members.len() {
                 let idx = self.gangs[&id].members[i];
-                if self.seq(idx).status == SeqStatus::Waiting {
+                let (neighbour, positions) = match &self.seq(idx) {
+                    seq if seq.status == SeqStatus::Waiting && seq.swapped.is_none() => {
+                        self.neighbour(&self.gangs[&id], idx)
+                    }
+                    _ => continue,
+                };
+                if self.can_lead(neighbour, positions) {
                     self.unfold(id, idx);
                 }
             }
         }
     }
 
-    fn unfold(&mut self, id: RequestId, idx: SeqIdx) {
+    /// True when this beam has so many positions to share now. What comes back to it in this very step is not there for
+    /// others yet.
+    pub(super) fn can_lead(&self, beam: SeqIdx, positions: u32) -> bool {
+        let beam = self.seq(beam);
+        beam.status == SeqStatus::Running && beam.num_valid >= positions && beam.restored_from.is_none()
+    }
+
+    /// Gives a waiting beam the blocks that it shares with its neighbour.
+    pub(super) fn unfold(&mut self, id: RequestId, idx: SeqIdx) {
         let (neighbour, positions) = self.neighbour(&self.gangs[&id], idx);
-        let other = self.seq(neighbour);
-        if other.status != SeqStatus::Running || other.num_valid < positions || other.restored_from.is_some() {
-            return;
-        }
         let mut table = std::mem::take(&mut self.seq_mut(idx).table);
         let other = self.seqs[neighbour as usize].as_ref().expect("neighbours are live");
         self.kv.follow(&mut table, &other.table, positions);
@@ -308,8 +319,9 @@ impl Scheduler {
         seq.set_progress(Progress { num_computed: positions, num_valid: positions, num_public: positions });
         seq.status = SeqStatus::Running;
         seq.slot = Some(slot);
+        let swapped = seq.swapped.clone();
         self.running.push(idx);
-        self.undo.push(Undo::Unfold { seq: idx });
+        self.undo.push(Undo::Unfold { seq: idx, swapped });
     }
 
     /// Why a gang at the head of the queue cannot join for want of slots.
@@ -364,7 +376,7 @@ impl Scheduler {
 
     /// Takes all beams but the leader out of the batch, and the spare slots back. Says how many computed positions are
     /// lost beyond those that the leader has.
-    pub(super) fn fold_gang(&mut self, id: RequestId, draft: &mut Draft) -> u32 {
+    pub(super) fn fold_gang(&mut self, id: RequestId, mode: PreemptMode, draft: &mut Draft) -> u32 {
         let is_follower = |idx: &SeqIdx| self.seq(*idx).gang == Some(id) && self.seq(*idx).is_follower();
         let followers: Vec<SeqIdx> = self.running.iter().copied().filter(is_follower).collect();
         let gang = self.gangs.get_mut(&id).expect("the gang runs");
@@ -376,8 +388,10 @@ impl Scheduler {
         let mut lost = 0;
         for idx in followers.into_iter().rev() {
             let shared = self.neighbour(&self.gangs[&id], idx).1;
-            lost += self.seq(idx).num_computed.saturating_sub(shared);
-            self.fold(idx, draft);
+            let seq = self.seq(idx);
+            let kept = if mode == PreemptMode::Swap { shared.max(self.num_saved(seq)) } else { shared };
+            lost += seq.num_computed.saturating_sub(kept);
+            self.fold(idx, (kept > shared).then_some((shared, kept)), draft);
         }
         lost
     }
@@ -388,7 +402,8 @@ impl Scheduler {
         self.gangs[&id].members.iter().copied().filter(is_folded).collect()
     }
 
-    fn fold(&mut self, idx: SeqIdx, draft: &mut Draft) {
+    /// `saved`: from which position on, and up to which, its blocks go to host memory.
+    fn fold(&mut self, idx: SeqIdx, saved: Option<(u32, u32)>, draft: &mut Draft) {
         self.drop_row(idx, draft);
         let at = self.running.iter().position(|other| *other == idx).expect("a beam that is folded runs");
         self.running.remove(at);
@@ -399,7 +414,14 @@ impl Scheduler {
         self.kv.cancel_copy(&mut table);
         seq.reset_progress();
         seq.preemptions += 1;
-        let table = self.kv.suspend(table);
+        let table = match saved {
+            None => self.kv.suspend(table),
+            Some((from, to)) => {
+                let (table, swapped) = self.kv.suspend_rest_to_host(table, from / self.kv.block_size(), to);
+                seq.swapped = Some(swapped);
+                table
+            }
+        };
         self.undo.push(Undo::Fold { seq: idx, at, slot, progress, table });
         self.free_slots.push(slot);
     }
@@ -407,12 +429,13 @@ impl Scheduler {
     /// Undoes one change of a gang.
     pub(super) fn apply_gang(&mut self, undo: Undo) {
         match undo {
-            Undo::Unfold { seq: idx } => {
+            Undo::Unfold { seq: idx, swapped } => {
                 assert_eq!(self.running.pop(), Some(idx), "beams leave last to first");
                 let seq = self.seqs[idx as usize].as_mut().expect("nothing ends while a step is in flight");
                 let slot = seq.slot.expect("a running sequence has a slot");
                 let id = seq.gang.expect("only beams unfold");
                 seq.table = BlockTable::new(seq.id);
+                (seq.swapped, seq.restored_from) = (swapped, None);
                 seq.reset_progress();
                 self.gangs.get_mut(&id).expect("the gang is live").spare_slots.push(slot);
             }
@@ -421,6 +444,7 @@ impl Scheduler {
                 let table = self.kv.resume(table);
                 let seq = self.seq_mut(idx);
                 seq.table = table;
+                seq.swapped = None;
                 seq.set_progress(progress);
                 seq.preemptions -= 1;
                 seq.slot = Some(slot);
@@ -514,6 +538,7 @@ impl Scheduler {
         assert!(seq.is_follower(), "the leader stays");
         self.running.retain(|other| *other != idx);
         gang.spare_slots.extend(seq.slot);
+        seq.swapped.into_iter().for_each(|swapped| self.kv.drop_swapped(swapped));
         self.by_id.remove(&seq.id);
         self.vacant.push(idx);
         self.kv.free(seq.table);
@@ -530,40 +555,6 @@ impl Scheduler {
         }
         self.free_slots.append(&mut gang.spare_slots);
         self.seq_mut(leader).gang = None;
-    }
-
-    /// The invariants of gangs, between steps and while one is in flight.
-    pub(super) fn check_gangs(&self) -> Result<(), String> {
-        for (id, gang) in &self.gangs {
-            let leader = self.by_id.get(id).filter(|idx| gang.members.contains(idx));
-            let Some(leader) = leader.map(|idx| self.seq(*idx)) else {
-                return Err(format!("search {id} has no leader among its beams"));
-            };
-            let of_gang = |idx: &SeqIdx| self.seqs[*idx as usize].as_ref().is_some_and(|seq| seq.gang == Some(*id));
-            if gang.members.len() > gang.width as usize || !gang.members.iter().all(of_gang) {
-                return Err(format!("search {id} has beams that are not its own, or too many"));
-            }
-            let beams = || gang.members.iter().map(|idx| self.seq(*idx));
-            let num_running = beams().filter(|seq| seq.status == SeqStatus::Running).count();
-            let is_running = leader.status == SeqStatus::Running;
-            let slots = num_running + gang.spare_slots.len();
-            if slots != if is_running { gang.width as usize } else { 0 } {
-                return Err(format!("search {id} of {} beams is {:?} with {slots} slots", gang.width, leader.status));
-            }
-            if beams().any(|seq| seq.num_tokens() != leader.num_tokens() || seq.preemptions != leader.preemptions) {
-                return Err(format!("the beams of search {id} are not at the same token"));
-            }
-            let held = self.held_blocks(gang);
-            if held > gang.max_blocks {
-                return Err(format!("search {id} holds {held} blocks, at most {} were foreseen", gang.max_blocks));
-            }
-        }
-        let num_members: usize = self.gangs.values().map(|gang| gang.members.len()).sum();
-        let num_tagged = self.seqs.iter().flatten().filter(|seq| seq.gang.is_some()).count();
-        if num_members != num_tagged {
-            return Err(format!("{num_tagged} sequences say that they are beams, {num_members} are"));
-        }
-        Ok(())
     }
 }
 

@@ -106,10 +106,7 @@ impl Scheduler {
         let mut times_seen = vec![0u32; self.seqs.len()];
         let running = self.running.iter().map(|idx| (*idx, SeqStatus::Running));
         let waiting = self.waiting.in_any_order().map(|idx| (idx, SeqStatus::Waiting));
-        // Beams that wait for their leader are in no list.
-        let is_folded = |seq: &super::Sequence| seq.is_follower() && seq.status == SeqStatus::Waiting;
-        let folded = self.gangs.values().flat_map(|gang| &gang.members).filter(|idx| is_folded(self.seq(**idx)));
-        let folded: Vec<(SeqIdx, SeqStatus)> = folded.map(|idx| (*idx, SeqStatus::Waiting)).collect();
+        let folded: Vec<(SeqIdx, SeqStatus)> = self.folded_beams().map(|idx| (idx, SeqStatus::Waiting)).collect();
         let num_folded = folded.len();
         for (idx, status) in running.chain(waiting).chain(folded) {
             times_seen[idx as usize] += 1;
@@ -130,9 +127,17 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Running in batch order, then waiting in no order.
+    /// Running in batch order, then waiting in no order, then beams that wait for their leader.
     fn live(&self) -> impl Iterator<Item = &super::Sequence> {
-        self.running.iter().copied().chain(self.waiting.in_any_order()).map(|idx| self.seq(idx))
+        let listed = self.running.iter().copied().chain(self.waiting.in_any_order());
+        listed.chain(self.folded_beams()).map(|idx| self.seq(idx))
+    }
+
+    /// Beams that wait for their leader: they are in no list.
+    fn folded_beams(&self) -> impl Iterator<Item = SeqIdx> {
+        let is_folded = |seq: &super::Sequence| seq.is_follower() && seq.status == SeqStatus::Waiting;
+        let beams = self.gangs.values().flat_map(|gang| gang.members.iter().copied());
+        beams.filter(move |idx| is_folded(self.seq(*idx)))
     }
 
     /// Every live request is counted once with its client.
@@ -162,6 +167,40 @@ impl Scheduler {
         }
         if let Some(lost) = is_taken.iter().position(|is_taken| !is_taken) {
             return Err(format!("slot {lost} is lost"));
+        }
+        Ok(())
+    }
+
+    /// The invariants of gangs, between steps and while one is in flight.
+    fn check_gangs(&self) -> Result<(), String> {
+        for (id, gang) in &self.gangs {
+            let leader = self.by_id.get(id).filter(|idx| gang.members.contains(idx));
+            let Some(leader) = leader.map(|idx| self.seq(*idx)) else {
+                return Err(format!("search {id} has no leader among its beams"));
+            };
+            let of_gang = |idx: &SeqIdx| self.seqs[*idx as usize].as_ref().is_some_and(|seq| seq.gang == Some(*id));
+            if gang.members.len() > gang.width as usize || !gang.members.iter().all(of_gang) {
+                return Err(format!("search {id} has beams that are not its own, or too many"));
+            }
+            let beams = || gang.members.iter().map(|idx| self.seq(*idx));
+            let num_running = beams().filter(|seq| seq.status == SeqStatus::Running).count();
+            let is_running = leader.status == SeqStatus::Running;
+            let slots = num_running + gang.spare_slots.len();
+            if slots != if is_running { gang.width as usize } else { 0 } {
+                return Err(format!("search {id} of {} beams is {:?} with {slots} slots", gang.width, leader.status));
+            }
+            if beams().any(|seq| seq.num_tokens() != leader.num_tokens() || seq.preemptions != leader.preemptions) {
+                return Err(format!("the beams of search {id} are not at the same token"));
+            }
+            let held = self.held_blocks(gang);
+            if held > gang.max_blocks {
+                return Err(format!("search {id} holds {held} blocks, at most {} were foreseen", gang.max_blocks));
+            }
+        }
+        let num_members: usize = self.gangs.values().map(|gang| gang.members.len()).sum();
+        let num_tagged = self.seqs.iter().flatten().filter(|seq| seq.gang.is_some()).count();
+        if num_members != num_tagged {
+            return Err(format!("{num_tagged} sequences say that they are beams, {num_members} are"));
         }
         Ok(())
     }
@@ -201,7 +240,7 @@ impl Scheduler {
 /// Everything a step may change, to compare the state before and after.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateView {
-    /// Running in batch order, then waiting in queue order.
+    /// Running in batch order, then waiting in queue order, then beams that wait for their leader.
     pub sequences: Vec<SequenceView>,
     pub free_slots: Vec<u32>,
     pub blocks: Vec<crate::kv::BlockView>,
@@ -259,10 +298,13 @@ impl Scheduler {
         };
         let mut gangs: Vec<_> = self.gangs.iter().map(gang).collect();
         gangs.sort_unstable();
+        let mut folded: Vec<SeqIdx> = self.folded_beams().collect();
+        folded.sort_unstable();
+        let folded = folded.iter().map(|idx| self.seq(*idx));
         let mut clients: Vec<ClientView> = self.clients().copied().collect();
         clients.sort_unstable_by_key(|view| view.client);
         StateView {
-            sequences: self.running().chain(self.waiting()).map(view).collect(),
+            sequences: self.running().chain(self.waiting()).chain(folded).map(view).collect(),
             free_slots: self.free_slots.iter().map(|slot| slot.0).collect(),
             blocks: self.kv.blocks().collect(),
             free_order: self.kv.free_order().map(|id| id.0).collect(),

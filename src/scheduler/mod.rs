@@ -13,6 +13,7 @@ mod clients;
 mod commit;
 mod fork;
 mod gang;
+mod gang_swap;
 mod integrity;
 mod journal;
 mod plan;
@@ -38,7 +39,7 @@ pub use plan::{Admission, PlanRow, PreemptMode, Preemption, RowKind, StepPlan, V
 pub use planner::PlanInputs;
 pub use policy::default_watermark;
 pub use preemption::{PreemptCosts, PreemptionMode};
-pub use prefixes::{MAX_PINNED_PERCENT, NewPin};
+pub use prefixes::{MAX_PINNED_PERCENT, NewPin, YieldedPin};
 pub use queue::QueuePolicy;
 pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
@@ -141,6 +142,8 @@ pub struct Scheduler {
     deferred: Vec<(RequestId, FinishReason)>,
     /// Damage that the step in flight found: in whose blocks, and from which position on.
     suspect: Vec<(RequestId, u32)>,
+    /// Pins that gave way since the last step that was committed.
+    yielded: Vec<YieldedPin>,
     ended: Vec<Ended>,
     totals: Totals,
     journal: Option<Vec<Op>>,
@@ -181,6 +184,7 @@ impl Scheduler {
             undo: Vec::new(),
             deferred: Vec::new(),
             suspect: Vec::new(),
+            yielded: Vec::new(),
             ended: Vec::new(),
             totals: Totals::default(),
             journal: None,

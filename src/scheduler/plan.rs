@@ -1,6 +1,6 @@
 //! What a step will do: the immutable record of the scheduler's decisions.
 
-use super::SeqIdx;
+use super::{SeqIdx, YieldedPin};
 use crate::ids::{RequestId, SeqSlot};
 use crate::kv::{BlockCopy, HostTransfer};
 
@@ -135,6 +135,9 @@ pub struct StepPlan {
     pub binding: Option<WaitReason>,
     pub num_running: u32,
     pub num_waiting: u32,
+    /// Pins that gave way for this step, or for one before it that failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub yielded: Vec<YieldedPin>,
 }
 
 impl StepPlan {

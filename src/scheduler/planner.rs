@@ -52,6 +52,7 @@ pub(super) enum Undo {
     },
     Unfold {
         seq: SeqIdx,
+        swapped: Option<SwappedTable>,
     },
     Fold {
         seq: SeqIdx,
@@ -75,11 +76,11 @@ pub(super) struct Draft {
     pub(super) budget_left: u32,
     max_prefill_tokens: u32,
     prefill_used: u32,
-    costs: PreemptCosts,
+    pub(super) costs: PreemptCosts,
     /// How the running prompts share what is left for them.
     shares: Shares,
     /// Blocks kept for protected sequences.
-    claimed: u32,
+    pub(super) claimed: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +102,7 @@ impl Scheduler {
         self.num_looked_at += self.running.len() as u64;
         let budget = inputs.max_tokens.min(self.config.max_tokens_per_step);
         let mut draft = Draft {
-            plan: StepPlan { step: inputs.step, budget, ..StepPlan::default() },
+            plan: StepPlan { step: inputs.step, budget, yielded: self.yielded.clone(), ..StepPlan::default() },
             budget_left: budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
             prefill_used: 0,
@@ -113,6 +114,7 @@ impl Scheduler {
         self.serve_running(&mut draft, Pass::One);
         draft.shares = self.share_prefill(&draft);
         self.serve_running(&mut draft, Pass::More);
+        self.rejoin_beams(&mut draft);
         let binding =
             if draft.plan.preempted.is_empty() { self.admit(&mut draft) } else { Some(WaitReason::Preemption) };
         self.explain_waiting(&mut draft.plan, binding);
@@ -165,7 +167,7 @@ impl Scheduler {
     }
 
     /// How many of the remaining tokens the step can compute for one row.
-    fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
+    pub(super) fn chunk(&self, remaining: u32, draft: &Draft) -> u32 {
         let chunk = remaining.min(self.config.long_prefill_cap).min(draft.budget_left);
         if remaining == 1 { chunk } else { chunk.min(draft.prefill_left()) }
     }
@@ -227,10 +229,14 @@ impl Scheduler {
 
     /// Preempts a victim, with its whole gang if it is a beam.
     fn give_way(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
-        let Some(gang) = self.seq(victim).gang else { return self.preempt(victim, beneficiary, scores, draft) };
+        let Some(gang) = self.seq(victim).gang else {
+            let mode = self.preempt_mode(victim, draft.costs);
+            return self.preempt(victim, beneficiary, (mode, scores), draft);
+        };
         let available = self.kv.num_available();
-        let lost = self.fold_gang(gang, draft);
-        self.preempt(self.by_id[&gang], beneficiary, scores, draft);
+        let mode = self.gang_mode(gang, draft);
+        let lost = self.fold_gang(gang, mode, draft);
+        self.preempt(self.by_id[&gang], beneficiary, (mode, scores), draft);
         let preemption = draft.plan.preempted.last_mut().expect("the leader was just preempted");
         preemption.freed_blocks = self.kv.num_available() - available;
         preemption.lost_tokens += lost;
@@ -248,13 +254,19 @@ impl Scheduler {
     }
 
     /// Puts a running sequence back at the head of the queue. What it had in this plan is given back.
-    fn preempt(&mut self, victim: SeqIdx, beneficiary: SeqIdx, scores: Vec<(RequestId, u64)>, draft: &mut Draft) {
+    fn preempt(
+        &mut self,
+        victim: SeqIdx,
+        beneficiary: SeqIdx,
+        (mode, scores): (PreemptMode, Vec<(RequestId, u64)>),
+        draft: &mut Draft,
+    ) {
         self.drop_row(victim, draft);
         let at = self.running.iter().position(|idx| *idx == victim).expect("victims run");
         self.running.remove(at);
-        let mode = self.preempt_mode(victim, draft.costs);
         let available = self.kv.num_available();
         let beneficiary = self.seq(beneficiary).id;
+        let saved = self.num_saved(self.seq(victim));
         let mark = self.waiting.mark();
         let seq = self.seqs[victim as usize].as_mut().expect("victims are live");
         let progress = seq.progress();
@@ -269,8 +281,7 @@ impl Scheduler {
         let table = match mode {
             PreemptMode::Recompute => self.kv.suspend(table),
             PreemptMode::Swap => {
-                let num_computed = progress.num_computed;
-                let (table, swapped) = self.kv.suspend_to_host(table, &seq.chain, &seq.tokens, num_computed);
+                let (table, swapped) = self.kv.suspend_to_host(table, &seq.chain, &seq.tokens, saved);
                 seq.swapped = Some(swapped);
                 table
             }
@@ -281,7 +292,7 @@ impl Scheduler {
             victim: self.seq(victim).id,
             beneficiary,
             freed_blocks: self.kv.num_available() - available,
-            lost_tokens: if mode == PreemptMode::Swap { 0 } else { progress.num_computed },
+            lost_tokens: progress.num_computed - if mode == PreemptMode::Swap { saved } else { 0 },
             mode,
             policy: self.config.victim,
             scores,

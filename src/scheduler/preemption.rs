@@ -29,7 +29,7 @@ pub struct PreemptCosts {
 
 impl PreemptCosts {
     /// True when copying so many blocks both ways is cheaper than computing so many tokens.
-    fn favour_swap(&self, num_blocks: u32, num_tokens: u32) -> bool {
+    pub(super) fn favour_swap(&self, num_blocks: u32, num_tokens: u32) -> bool {
         let swap = self.swap_block_ns.saturating_mul(num_blocks.into());
         swap < self.recompute_token_ns.saturating_mul(num_tokens.into())
     }
@@ -40,9 +40,7 @@ impl Scheduler {
     /// nothing either way.
     pub(super) fn preempt_mode(&mut self, victim: SeqIdx, costs: PreemptCosts) -> PreemptMode {
         let seq = self.seqs[victim as usize].as_ref().expect("victims are live");
-        // Beams of a search take from their leader what they share, so the leader is computed first.
-        let is_search = seq.gang.is_some();
-        if is_search || self.config.preemption == PreemptionMode::Recompute || !self.kv.has_host_pool() {
+        if self.config.preemption == PreemptionMode::Recompute || !self.kv.has_host_pool() {
             return PreemptMode::Recompute;
         }
         let need = self.kv.swap_need(&seq.table, &seq.chain, &seq.tokens, seq.num_computed);
@@ -70,13 +68,13 @@ impl Scheduler {
     pub(super) fn abandon_transfers(&mut self) {
         for undo in std::mem::take(&mut self.undo) {
             match undo {
-                Undo::Preempt { seq, .. } => {
+                Undo::Preempt { seq, .. } | Undo::Fold { seq, .. } => {
                     let swapped = self.seqs[seq as usize].as_mut().and_then(|seq| seq.swapped.take());
                     if let Some(swapped) = swapped {
                         self.kv.drop_swapped(swapped);
                     }
                 }
-                Undo::Admit { seq, .. } => {
+                Undo::Admit { seq, .. } | Undo::Unfold { seq, .. } => {
                     let seq = self.seqs[seq as usize].as_mut().expect("nothing ends while a step is in flight");
                     if let Some(first) = seq.restored_from.take() {
                         self.kv.unrestore(&seq.table, first);
@@ -86,11 +84,7 @@ impl Scheduler {
                         seq.num_public = seq.num_public.min(there);
                     }
                 }
-                Undo::Grow { .. }
-                | Undo::Unfold { .. }
-                | Undo::Fold { .. }
-                | Undo::TakeSpareSlots { .. }
-                | Undo::GiveSpareSlots { .. } => {}
+                Undo::Grow { .. } | Undo::TakeSpareSlots { .. } | Undo::GiveSpareSlots { .. } => {}
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use super::{Ended, NewSequence, Op, Scheduler, Sequence};
 use crate::ids::{RequestId, TokenId};
-use crate::kv::{CacheKey, PinSpec};
+use crate::kv::{CacheKey, ContentId, PinSpec};
 use crate::protocol::{FinishReason, InvalidParam, RunError, SamplingParams, StopRules};
 
 /// Share of the pool that pinned prefixes may take.
@@ -25,7 +25,20 @@ pub struct NewPin {
     pub client: u64,
 }
 
+/// A pin that let its blocks go because a request could never have ended beside it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct YieldedPin {
+    /// The request that computed it.
+    pub request: RequestId,
+    pub name: Option<String>,
+}
+
 impl Scheduler {
+    /// Contents that were evicted on purpose since the last call, see [`crate::kv::KvCache::take_forgotten`].
+    pub fn take_forgotten(&mut self) -> Vec<(ContentId, bool)> {
+        self.kv.take_forgotten()
+    }
+
     /// Computes a prefix, as far as the cache does not have it, and keeps it. The request of this id ends with
     /// [`FinishReason::MaxTokens`] once it is pinned; the token that it samples means nothing. Refused when it fills no
     /// block, or when it takes more than pins may.
@@ -136,7 +149,8 @@ impl Scheduler {
             if !parties.any(|seq| self.own_blocks(seq) > room) {
                 return;
             }
-            self.kv.unpin_newest();
+            self.yielded
+                .extend(self.kv.unpin_newest().map(|spec| YieldedPin { request: spec.request, name: spec.name }));
             self.recount_pinning();
         }
     }
@@ -220,4 +234,79 @@ pub(super) struct Pinning {
     pub spec: PinSpec,
     /// Blocks that will be pinned and were not yet when it came.
     pub needed: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::*;
+    use super::*;
+    use crate::kv::{KvCache, KvConfig};
+
+    fn scheduler() -> Scheduler {
+        let config = SchedulerConfig {
+            max_num_seqs: 2,
+            max_tokens_per_step: 64,
+            max_model_len: 64,
+            max_waiting: 8,
+            long_prefill_cap: 64,
+            watermark_blocks: 0,
+            max_preemptions: 8,
+            queue_policy: QueuePolicy::Fcfs,
+            aging_steps: 256,
+            victim: VictimPolicy::LastIn,
+            preemption: PreemptionMode::Recompute,
+            check: CheckLevel::Full,
+        };
+        Scheduler::new(config, KvCache::new(KvConfig { num_blocks: 9, block_size: 4, enable_prefix_cache: true }))
+    }
+
+    fn inputs(step: u64) -> PlanInputs {
+        PlanInputs { step, max_tokens: 64, max_prefill_tokens: 64, costs: PreemptCosts::default() }
+    }
+
+    fn step(scheduler: &mut Scheduler, step: u64) -> StepPlan {
+        let plan = scheduler.plan_step(inputs(step));
+        let tokens = vec![7; plan.num_logits()];
+        scheduler.commit(&plan, &tokens, &vec![false; tokens.len()]);
+        plan
+    }
+
+    #[test]
+    fn a_pin_that_gives_way_is_named_in_every_plan_until_one_is_committed() {
+        let mut scheduler = scheduler();
+        let tokens: Vec<TokenId> = (0..8).collect();
+        let name = Some("system".to_string());
+        let pin = NewPin { id: RequestId(1), name: name.clone(), tokens, cache_salt: 0, adapter: 0, client: 0 };
+        scheduler.add_pin(pin).unwrap();
+        assert_eq!(step(&mut scheduler, 1).yielded, []);
+        assert_eq!(scheduler.kv.num_pinned(), 2);
+        // It fits beside the pin because it begins with its blocks.
+        let sequence = NewSequence {
+            id: RequestId(2),
+            prompt: (0..10).collect(),
+            sampling: SamplingParams::greedy(),
+            seed: 0,
+            stop: StopRules::max_tokens(22),
+            eos_ids: Vec::new(),
+            priority: 0,
+            cache_salt: 0,
+            adapter: 0,
+            client: 0,
+        };
+        scheduler.add(sequence).unwrap();
+        // Where it cannot share them in the end, the pin stands in its way.
+        let spec = scheduler.kv.pin_specs().next().unwrap().clone();
+        scheduler.by_id.values().for_each(|&idx| {
+            let seq = scheduler.seqs[idx as usize].as_mut().unwrap();
+            seq.chain = scheduler.kv.new_chain(CacheKey { salt: 9, adapter: 0 });
+            seq.chain.extend(&seq.tokens);
+        });
+        let plan = scheduler.plan_step(inputs(2));
+        let yielded = [YieldedPin { request: spec.request, name }];
+        assert_eq!((&plan.yielded[..], scheduler.kv.num_pinned()), (&yielded[..], 0));
+        scheduler.release(&plan);
+        let plan = scheduler.plan_step(inputs(3));
+        assert_eq!(plan.yielded, yielded, "the step before it failed: it is told again");
+        scheduler.release(&plan);
+    }
 }

@@ -10,7 +10,7 @@ use crate::executor::paged_fake::UnpagedRun;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{BeamParams, FinishReason, RunError};
 use crate::sampling::beam::{BeamSearch, Hypothesis};
-use crate::scheduler::{GangAdvance, GangChild, GangNext, GangRows, NewSequence, StepPlan, WaitReason};
+use crate::scheduler::{GangAdvance, GangChild, GangNext, GangRows, NewSequence, PreemptMode, StepPlan, WaitReason};
 
 /// A client's search.
 pub(super) struct Search {
@@ -151,12 +151,23 @@ impl Run {
         Ok(advances)
     }
 
+    /// Counts the beams that the plan brings back from host memory.
+    pub(super) fn note_beams(&mut self, plan: &StepPlan) {
+        let comes_back = |id: RequestId| {
+            let seq = self.scheduler.get(id).filter(|seq| seq.is_follower());
+            seq.is_some_and(|seq| plan.swap_in.iter().any(|transfer| seq.table().ids().contains(&transfer.block)))
+        };
+        self.stats.restored_beams += plan.rows.iter().filter(|row| comes_back(row.request)).count() as u64;
+    }
+
     /// Counts what the plan does with gangs, and holds each against its search.
     pub(super) fn check_searches(&mut self, plan: &StepPlan) -> Result<(), String> {
         let is_gang_reason = |(_, reason): &&(RequestId, WaitReason)| matches!(reason, WaitReason::Gang { .. });
         self.stats.gang_waits += plan.waiting.iter().filter(is_gang_reason).count() as u64;
         for preemption in &plan.preempted {
-            self.stats.gang_preemptions += u64::from(self.scheduler.gang_members(preemption.victim).count() > 1);
+            let is_gang = self.scheduler.gang_members(preemption.victim).count() > 1;
+            self.stats.gang_preemptions += u64::from(is_gang);
+            self.stats.gang_swaps += u64::from(is_gang && preemption.mode == PreemptMode::Swap);
         }
         for (i, client) in self.clients.iter().enumerate() {
             let (Some(search), None) = (&client.search, &client.end) else { continue };

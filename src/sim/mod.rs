@@ -61,6 +61,9 @@ pub struct WorldStats {
     pub searches: u64,
     pub beam_steps: u64,
     pub gang_preemptions: u64,
+    /// Of these: to host memory; and beams that came back from there.
+    pub gang_swaps: u64,
+    pub restored_beams: u64,
     pub gang_waits: u64,
     pub beam_blocks_saved: u64,
     /// Preemptions that saved blocks to host memory, and positions that came back from there.
@@ -132,6 +135,16 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("an assertion failed: {}", text.unwrap_or("no text"))
 }
 
+impl AddAssign for SimReport {
+    /// Worlds that ran after these.
+    fn add_assign(&mut self, other: SimReport) {
+        self.worlds += other.worlds;
+        self.steps += other.steps;
+        self.failures.extend(other.failures);
+        self.stats += other.stats;
+    }
+}
+
 impl AddAssign for WorldStats {
     fn add_assign(&mut self, other: WorldStats) {
         let WorldStats {
@@ -157,6 +170,8 @@ impl AddAssign for WorldStats {
             searches,
             beam_steps,
             gang_preemptions,
+            gang_swaps,
+            restored_beams,
             gang_waits,
             beam_blocks_saved,
             swaps,
@@ -204,6 +219,8 @@ impl AddAssign for WorldStats {
         self.searches += searches;
         self.beam_steps += beam_steps;
         self.gang_preemptions += gang_preemptions;
+        self.gang_swaps += gang_swaps;
+        self.restored_beams += restored_beams;
         self.gang_waits += gang_waits;
         self.beam_blocks_saved += beam_blocks_saved;
         self.swaps += swaps;

@@ -1,5 +1,6 @@
 //! Seeded draws for worlds (splitmix64: one addition and a mix per draw).
 
+#[derive(Clone)]
 pub struct Rng(u64);
 
 impl Rng {

@@ -321,6 +321,7 @@ impl Run {
     fn note_plan(&mut self, plan: &StepPlan) {
         self.stats.steps += 1;
         self.stats.preemptions += plan.preempted.len() as u64;
+        self.note_beams(plan);
         self.stats.demoted += (plan.swap_out.len() as u64).saturating_sub(plan.preempted.len() as u64);
         let num_one = plan.rows.iter().filter(|row| row.num_tokens == 1).count();
         self.stats.logits_only += plan.rows.iter().filter(|row| row.write_from == row.to()).count() as u64;

@@ -121,7 +121,31 @@ impl World {
             }
             world.pins.sort_by_key(|pin| pin.arrives_at);
         }
+        // Drawn aside, so that all other worlds are as they were.
+        let mut aside = rng.clone();
+        if aside.percent(12) {
+            world.become_searches(&mut aside);
+        }
         world
+    }
+
+    /// Searches that press on a pool with host memory behind it.
+    fn become_searches(&mut self, rng: &mut Rng) {
+        self.num_host_blocks = rng.range(4, 40);
+        if rng.percent(60) {
+            self.scheduler.preemption = PreemptionMode::Swap;
+        }
+        self.scheduler.max_num_seqs = rng.range(4, 12);
+        self.scheduler.max_tokens_per_step = self.scheduler.max_num_seqs + rng.range(0, 24);
+        for request in &mut self.requests {
+            if rng.percent(40) {
+                continue;
+            }
+            request.beams = Some(BeamParams { early_stopping: EarlyStopping::Never, ..beams(rng) });
+            request.num_choices = 1;
+            request.new.stop.stop_token_ids.clear();
+            request.new.stop.ignore_eos = true;
+        }
     }
 
     fn pin(&self, id: RequestId, prefixes: &[Vec<TokenId>], rng: &mut Rng) -> NewPin {

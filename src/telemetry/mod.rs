@@ -294,6 +294,9 @@ pub struct StepRecord {
     pub waiting: Vec<(RequestId, WaitReason)>,
     pub num_running: u32,
     pub num_waiting: u32,
+    /// Pinned prefixes that gave way, by the request that pinned them and the name that they had.
+    #[serde(default)]
+    pub yielded_pins: Vec<(RequestId, Option<String>)>,
     pub kv: KvTotals,
     pub deltas: Vec<BlockDelta>,
 }

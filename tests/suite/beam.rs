@@ -14,6 +14,7 @@ use kvasir::protocol::{
 };
 use kvasir::sampling::beam::{BeamSearch, Hypothesis};
 use kvasir::sampling::{PenaltyStrengths, SeenToken, reference};
+use kvasir::scheduler::PreemptionMode;
 use serde_json::Value;
 
 use crate::support::{fixtures, read_json, require_gpu};
@@ -157,6 +158,8 @@ struct Setup {
     num_blocks: u32,
     block_size: u32,
     prefix_caching: bool,
+    /// What is preempted goes to host memory.
+    swaps: bool,
 }
 
 /// An engine on this model in the reference mode, or `None` where there is no adapter.
@@ -168,6 +171,8 @@ fn engine(model: &Path, setup: Setup) -> Option<EngineHandle> {
         block_size: setup.block_size,
         num_gpu_blocks_override: Some(setup.num_blocks),
         prefix_caching: setup.prefix_caching,
+        swap_space_bytes: if setup.swaps { 64 << 20 } else { 0 },
+        preemption: PreemptionMode::Swap,
         precise: true,
         ..EngineHandle::start_fake(FakeOptions::small()).options()
     };
@@ -224,7 +229,7 @@ fn outputs(run: &Run) -> (Vec<(Vec<u32>, f64)>, u32) {
 #[test]
 fn the_engine_finds_the_sequences_and_scores_of_transformers() {
     for group in cases_by_model() {
-        let setup = Setup { num_blocks: 200, block_size: 8, prefix_caching: true };
+        let setup = Setup { num_blocks: 200, block_size: 8, prefix_caching: true, swaps: false };
         let Some(engine) = engine(&group[0].model, setup) else { return };
         for case in &group {
             check(case, &outputs(&submit(&engine, case)).0);
@@ -235,10 +240,10 @@ fn the_engine_finds_the_sequences_and_scores_of_transformers() {
 
 #[test]
 fn searches_that_give_way_as_a_gang_find_the_same() {
-    let mut num_preempted = 0;
+    let (mut num_preempted, mut num_swapped) = (0, 0);
     for (i, group) in cases_by_model().into_iter().enumerate() {
         // One search of 4 beams may come to need 22 blocks, so that two searches cannot stay.
-        let setup = Setup { num_blocks: 1 + 23, block_size: 4, prefix_caching: i % 2 == 0 };
+        let setup = Setup { num_blocks: 1 + 23, block_size: 4, prefix_caching: i % 3 == 0, swaps: i % 2 == 1 };
         let Some(engine) = engine(&group[0].model, setup) else { return };
         let cases: Vec<&Case> = group.iter().filter(|case| case.params.width <= 4).take(6).collect();
         let runs: Vec<Run> = cases.iter().map(|case| submit(&engine, case)).collect();
@@ -247,7 +252,10 @@ fn searches_that_give_way_as_a_gang_find_the_same() {
             num_preempted += preempted;
             check(case, &outputs);
         }
+        assert!(engine.wait_idle(std::time::Duration::from_secs(20)), "the engine comes to rest");
+        num_swapped += engine.telemetry().snapshot().swaps_total;
         engine.shutdown();
     }
+    assert!(num_swapped > 0, "no search went to host memory");
     assert!(num_preempted > 0, "the pool is too large for this test");
 }

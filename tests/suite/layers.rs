@@ -22,7 +22,17 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("gpu", &[]),
     (
         "kernels",
-        &["gpu", "model::dtype", "model::quant", "model::coded", "model::spec", "sampling", "batch", "protocol"],
+        &[
+            "gpu",
+            "model::dtype",
+            "model::experts",
+            "model::quant",
+            "model::coded",
+            "model::spec",
+            "sampling",
+            "batch",
+            "protocol",
+        ],
     ),
     ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
     ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),

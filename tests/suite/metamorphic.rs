@@ -52,6 +52,10 @@ fn columns(formats: &[KvFormat]) -> Vec<Column> {
 
 /// The GPU executor, or `None` (with a line printed) where there is no adapter.
 fn on_gpu(column: &Column, block_size: u32) -> Option<WgpuExecutor> {
+    open(column, block_size, false)
+}
+
+fn open(column: &Column, block_size: u32, canary: bool) -> Option<WgpuExecutor> {
     let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
         Ok(gpu) => gpu,
         Err(GpuError::NoAdapter(message)) if !require_gpu() => {
@@ -69,7 +73,7 @@ fn on_gpu(column: &Column, block_size: u32) -> Option<WgpuExecutor> {
         max_model_len: MAX_MODEL_LEN,
         precise: column.kv == KvFormat::F32,
         kv: column.kv,
-        canary: false,
+        canary,
     };
     let executor = WgpuExecutor::new(gpu, &model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{e}"));
     Some(executor.with_host_blocks(HOST_BLOCKS))
@@ -367,6 +371,27 @@ fn logits_of_the_reference_are_the_same_bits_however_they_are_scheduled() {
     {
         let ran = world(&mut executor);
         alone.check(&mut executor, &ran, &format!("reference, {name}"));
+    }
+}
+
+#[test]
+fn damage_that_is_swapped_out_is_found_when_it_comes_back() {
+    for column in columns(&[KvFormat::F16, KvFormat::I8]) {
+        let Some(mut executor) = open(&column, BLOCK, true) else { return };
+        let setup = Setup { pool: 41, preemption: PreemptionMode::Swap, host_blocks: HOST_BLOCKS, ..PLAIN };
+        let mut drive = Drive::new(&mut executor, setup);
+        (1..).zip(&requests()[..3]).for_each(|(id, request)| drive.add(id, request));
+        let mut damaged = None;
+        while drive.scheduler.has_work() && drive.seen.corrupted.is_empty() {
+            drive.step_with(|plan, executor| {
+                let (Some(preempted), None) = (plan.preempted.first(), damaged) else { return };
+                // The second block that goes to host memory.
+                executor.corrupt_block(plan.swap_out[1].block.0).expect("between steps");
+                damaged = Some((preempted.victim.0, BLOCK));
+            });
+        }
+        assert!(damaged.is_some(), "{}: nobody was swapped", column.name);
+        assert_eq!(drive.seen.corrupted.first().copied(), damaged, "{}", column.name);
     }
 }
 

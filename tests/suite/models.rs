@@ -11,7 +11,8 @@ use kvasir::model::{Model, ModelError, ModelFormat};
 use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
-const OTHER_FAMILIES: [&str; 7] = ["gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "stablelm", "starcoder2"];
+const OTHER_FAMILIES: [&str; 9] =
+    ["gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "stablelm", "starcoder2", "mixtral", "qwen3_moe"];
 
 fn tiny() -> PathBuf {
     fixtures().join("tiny")

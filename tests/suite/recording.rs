@@ -1,7 +1,7 @@
 //! Recordings: written by the engine, read back, run again, run otherwise, shown as a trace.
 
 use kvasir::engine::EngineHandle;
-use kvasir::engine::options::{FakeFault, FakeOptions};
+use kvasir::engine::options::{FakeFault, FakeOptions, PreemptionMode};
 use kvasir::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
 use kvasir::recording::what_if::{Settings, what_if};
 use kvasir::recording::{Header, Line, ReadError, Recorder, Recording, ReplayReport, replay, trace};
@@ -107,6 +107,25 @@ fn failed_steps_and_a_lost_device_are_run_again() {
     let count = |test: fn(&Op) -> bool| recording.ops.iter().filter(|timed| test(&timed.op)).count();
     assert!(count(|op| matches!(op, Op::Release)) >= 3 && count(|op| matches!(op, Op::Abandon)) >= 2);
     assert_eq!(count(|op| matches!(op, Op::Restart(_))), 1);
+}
+
+#[test]
+fn swaps_and_blocks_from_disk_are_run_again() {
+    let disk = tempfile::tempdir().expect("a temporary folder");
+    let tiers = |options: &mut FakeOptions| {
+        options.num_host_blocks = 40;
+        options.preemption = PreemptionMode::Swap;
+        options.prefix_cache_dir = Some(disk.path().to_path_buf());
+    };
+    recorded("first.jsonl", tiers);
+    let (_folder, path) = recorded("second.jsonl", tiers);
+    let recording = read(&path);
+    assert_eq!(recording.header.kv_cache_dtype, "auto");
+    assert_identical(&recording);
+    let has = |test: fn(&Op) -> bool| recording.ops.iter().any(|timed| test(&timed.op));
+    assert!(has(|op| matches!(op, Op::Adopt(_))), "blocks were read from disk");
+    assert!(has(|op| matches!(op, Op::Plan { plan, .. } if !plan.swap_out.is_empty() && !plan.preempted.is_empty())));
+    assert!(has(|op| matches!(op, Op::Plan { plan, .. } if !plan.swap_in.is_empty())), "and came back");
 }
 
 #[test]

@@ -8,8 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, attention_work, copy_blocks, embed, gather, heads_norm, logit_cap, matmul, mlp, norm, quantise,
-    rope_kv_write, sample, step_meta, variants,
+    attention, attention_work, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, logit_cap, matmul, mlp,
+    norm, quantise, rope_kv_write, route, sample, step_meta, variants,
 };
 
 struct Variant {
@@ -118,7 +118,10 @@ macro_rules! mirror {
 
 /// The Rust mirror of each kernel's `Params`.
 fn mirrors() -> BTreeMap<&'static str, Mirror> {
-    let product = || mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias);
+    let product = || {
+        mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias
+        expert_rows first_row num_rows slots pairs_per_row)
+    };
     let logits = || mirror!(sample::Params: vocab stride);
     BTreeMap::from([
         ("attention", mirror!(attention::Params: num_heads num_kv_heads window q_stride out_stride softcap)),
@@ -135,7 +138,10 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("gather", mirror!(gather::Params: stride counts_logits)),
         ("quantise", mirror!(quantise::Params: stride)),
         ("heads_norm", mirror!(heads_norm::Params: q_len k_len num_q num_segments stride eps)),
-        ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride)),
+        ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride rows_per_token)),
+        ("route", mirror!(route::Params: num_experts num_active stride num_groups num_active_groups scale)),
+        ("expert_pairs", mirror!(expert_pairs::Params: num_experts num_active columns slots)),
+        ("combine", mirror!(combine::Params: num_active stride scale logits_stride mix_at)),
         ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])
 }

@@ -62,6 +62,8 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("beam searches", stats.searches),
         ("steps of several beams", stats.beam_steps),
         ("preemptions of a gang", stats.gang_preemptions),
+        ("gangs in host memory", stats.gang_swaps),
+        ("beams that come back from host memory", stats.restored_beams),
         ("gangs that wait for slots", stats.gang_waits),
         ("blocks saved along a beam tree", stats.beam_blocks_saved),
         ("swaps", stats.swaps),

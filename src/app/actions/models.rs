@@ -3,13 +3,15 @@
 use crate::app::logic::AppCore;
 use crate::app::models::Picked;
 use crate::app::state::EngineChoices;
-use crate::engine::options::ModelSource;
+use crate::engine::options::{KvCacheDtype, ModelSource, PreemptionMode};
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 use std::path::PathBuf;
 
 const KEY_MODEL: &str = "model";
 const KEY_QUEUE: &str = "scheduling_policy";
 const KEY_VICTIM: &str = "victim_policy";
+const KEY_PREEMPTION: &str = "preemption_mode";
+const KEY_KV_DTYPE: &str = "kv_cache_dtype";
 /// How the built-in default model is written in the settings.
 const DEFAULT_WORD: &str = "default";
 /// The user unloaded the model.
@@ -30,22 +32,26 @@ pub fn unload(core: &mut AppCore) {
     core.put_setting(KEY_MODEL, NONE_WORD.into());
 }
 
-/// Takes the policies of the last start.
+/// Takes the choices of the last start.
 pub fn restore_choices(core: &mut AppCore) {
     core.state.choices = EngineChoices {
         queue: core.setting(KEY_QUEUE).and_then(|word| policy(word, &QUEUE_POLICIES)),
         victim: core.setting(KEY_VICTIM).and_then(|word| policy(word, &VICTIM_POLICIES)),
+        preemption: core.setting(KEY_PREEMPTION).and_then(|word| policy(word, &PREEMPTION_MODES)),
+        kv_cache_dtype: core.setting(KEY_KV_DTYPE).and_then(|word| policy(word, &KV_DTYPES)),
     };
 }
 
-/// Keeps the policies for the next load and the next start.
+/// Keeps the choices for the next load and the next start.
 pub fn set_choices(core: &mut AppCore, choices: EngineChoices) {
     core.state.choices = choices;
     core.put_setting(KEY_QUEUE, choices.queue.map_or(String::new(), |p| word(p, &QUEUE_POLICIES)));
     core.put_setting(KEY_VICTIM, choices.victim.map_or(String::new(), |p| word(p, &VICTIM_POLICIES)));
+    core.put_setting(KEY_PREEMPTION, choices.preemption.map_or(String::new(), |p| word(p, &PREEMPTION_MODES)));
+    core.put_setting(KEY_KV_DTYPE, choices.kv_cache_dtype.map_or(String::new(), |p| word(p, &KV_DTYPES)));
 }
 
-/// Every policy with the word that the settings use.
+/// Every choice with the word that the settings use.
 pub const QUEUE_POLICIES: [(&str, QueuePolicy); 4] = [
     ("fair", QueuePolicy::Fair),
     ("fcfs", QueuePolicy::Fcfs),
@@ -56,6 +62,14 @@ pub const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
     ("last-in", VictimPolicy::LastIn),
     ("least-computed", VictimPolicy::LeastComputed),
     ("priority", VictimPolicy::Priority),
+];
+pub const PREEMPTION_MODES: [(&str, PreemptionMode); 3] =
+    [("auto", PreemptionMode::Auto), ("recompute", PreemptionMode::Recompute), ("swap", PreemptionMode::Swap)];
+pub const KV_DTYPES: [(&str, KvCacheDtype); 4] = [
+    ("auto", KvCacheDtype::Auto),
+    ("f16", KvCacheDtype::F16),
+    ("f32", KvCacheDtype::F32),
+    ("int8", KvCacheDtype::Int8),
 ];
 
 fn policy<T: Copy>(word: &str, all: &[(&str, T)]) -> Option<T> {

@@ -83,5 +83,15 @@ pub fn poll(core: &mut AppCore) {
         }
         true
     });
+    notices.extend(gave_way(core));
     core.state.notice = notices.pop().or(core.state.notice.take());
+}
+
+/// Pins that let their blocks go since the last call.
+fn gave_way(core: &mut AppCore) -> Option<String> {
+    let (records, _) = core.engine.telemetry().records_after(core.pins_seen);
+    core.pins_seen = records.last().map(|record| record.step).or(core.pins_seen);
+    let names = records.iter().flat_map(|record| &record.yielded_pins);
+    let name = names.map(|(_, name)| name.as_deref().unwrap_or("A pinned prefix")).next_back()?;
+    Some(format!("{name} is no longer pinned: a request needed its blocks"))
 }

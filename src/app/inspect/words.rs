@@ -80,6 +80,9 @@ pub fn event_lines(record: &StepRecord, name: impl Fn(RequestId) -> String) -> V
     for (id, reason) in &record.finished {
         lines.push(format!("Finished {}: {}", name(*id), finish_words(reason)));
     }
+    for (id, pin) in &record.yielded_pins {
+        lines.push(format!("Unpinned {}: a request needed its blocks", pin.clone().unwrap_or_else(|| name(*id))));
+    }
     if record.kv.evicted_this_step > 0 {
         lines.push(format!(
             "Evicted {} from the cache",
@@ -154,6 +157,7 @@ pub fn finish_words(reason: &FinishReason) -> String {
         FinishReason::MaxTokens => "token limit".to_owned(),
         FinishReason::ContextFull => "context full".to_owned(),
         FinishReason::Aborted => "stopped".to_owned(),
+        FinishReason::Pinned => "prefix pinned".to_owned(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::welcome::progress_ui;
 use super::{ViewCtx, primary_button, quiet_button, right_to_left, small};
-use crate::app::actions::models::{QUEUE_POLICIES, VICTIM_POLICIES};
+use crate::app::actions::models::{KV_DTYPES, PREEMPTION_MODES, QUEUE_POLICIES, VICTIM_POLICIES};
 use crate::app::command::UiCommand;
 use crate::app::format;
 use crate::app::inspect::queue_words::{policy_words, victim_words};
@@ -10,6 +10,7 @@ use crate::app::state::ModelEntry;
 use crate::app::theme::{radius, space};
 use crate::app::words;
 use crate::engine::handle::EngineStatus;
+use crate::engine::options::{EngineOptions, KvCacheDtype, PreemptionMode};
 use egui::{Align, Frame, Label, Layout, Margin, RichText, ScrollArea, Stroke, Ui, Vec2};
 
 const ROW_HEIGHT: f32 = 56.0;
@@ -83,7 +84,7 @@ fn engine_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     ui.add_space(space::S);
 }
 
-/// Who is admitted first and who gives way: options of the next load.
+/// Who is admitted first, who gives way and how, and what keys and values are stored as: options of the next load.
 fn choices_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     let before = cx.state.choices;
     let mut choices = before;
@@ -95,8 +96,14 @@ fn choices_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
         ui.add_space(space::M);
         let victims = VICTIM_POLICIES.map(|(_, p)| (p, victim_words(p)));
         pick_ui(ui, "When blocks are short, gives way", chosen.victim_policy, &victims, |p| choices.victim = Some(p));
-        let (is, will) = (&cx.state.loaded_with, &chosen);
-        let is_new = (is.scheduling_policy, is.victim_policy) != (will.scheduling_policy, will.victim_policy);
+        ui.add_space(space::M);
+        let modes = PREEMPTION_MODES.map(|(_, p)| (p, preemption_words(p)));
+        pick_ui(ui, "and comes back by", chosen.preemption, &modes, |p| choices.preemption = Some(p));
+        ui.add_space(space::M);
+        let dtypes = KV_DTYPES.map(|(_, p)| (p, kv_dtype_words(p)));
+        pick_ui(ui, "Keys and values", chosen.kv_cache_dtype, &dtypes, |p| choices.kv_cache_dtype = Some(p));
+        let of = |o: &EngineOptions| (o.scheduling_policy, o.victim_policy, o.preemption, o.kv_cache_dtype);
+        let is_new = of(&cx.state.loaded_with) != of(&chosen);
         if is_new && cx.state.model().is_some() {
             ui.add_space(space::M);
             ui.label(small("used from the next load on", cx.theme.text_weak));
@@ -109,6 +116,24 @@ fn choices_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     ui.add_space(space::S);
     if choices != before {
         cx.send(UiCommand::SetEngineChoices(choices));
+    }
+}
+
+/// How a preempted request gets its keys and values back: its name and what it means.
+fn preemption_words(mode: PreemptionMode) -> (&'static str, &'static str) {
+    match mode {
+        PreemptionMode::Auto => ("whatever is cheaper", "By the measured cost of computing and of copying"),
+        PreemptionMode::Recompute => ("computing again", "Its keys and values are computed again from its tokens"),
+        PreemptionMode::Swap => ("host memory", "Its blocks are copied to host memory and back, where there is room"),
+    }
+}
+
+fn kv_dtype_words(dtype: KvCacheDtype) -> (&'static str, &'static str) {
+    match dtype {
+        KvCacheDtype::Auto => ("auto", "f16, and f32 in the reference mode"),
+        KvCacheDtype::F16 => ("f16", "Two bytes a value"),
+        KvCacheDtype::F32 => ("f32", "Four bytes a value: twice the memory of f16"),
+        KvCacheDtype::Int8 => ("int8", "About half the memory of f16, with a little more error"),
     }
 }
 

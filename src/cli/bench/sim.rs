@@ -3,7 +3,7 @@
 
 use crate::cli::error::{CliError, CliResult, Exit};
 use crate::cli::out;
-use crate::sim::{SimOptions, run as run_worlds, run_load, run_planning};
+use crate::sim::{SimOptions, SimReport, run as run_worlds, run_load, run_planning};
 use serde_json::json;
 use std::time::Instant;
 
@@ -14,6 +14,9 @@ const PLANNED_STEPS: u32 = 500;
 pub struct SimArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub worlds: u64,
+    /// Go on with further worlds until so many steps were run
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub min_steps: u64,
     /// The first world's seed; the others follow
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -25,9 +28,21 @@ pub struct SimArgs {
     pub json: bool,
 }
 
+/// So many worlds, and further ones until there are enough steps.
+fn run_all_worlds(args: &SimArgs, started: Instant) -> SimReport {
+    let mut options = SimOptions { first_seed: args.seed, worlds: args.worlds };
+    let mut report = run_worlds(options, || started.elapsed());
+    while report.steps < args.min_steps {
+        options.first_seed += options.worlds;
+        report += run_worlds(options, || started.elapsed());
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    SimReport { steps_s: report.steps as f64 / seconds.max(1e-9), ..report }
+}
+
 pub fn run(args: &SimArgs) -> CliResult {
     let started = Instant::now();
-    let report = run_worlds(SimOptions { first_seed: args.seed, worlds: args.worlds }, || started.elapsed());
+    let report = run_all_worlds(args, started);
     let failures = report.failures.len();
     let load = run_load(args.load_steps, || started.elapsed());
     let planning = run_planning(PLANNED_WAITING, PLANNED_STEPS, || started.elapsed());

@@ -51,7 +51,9 @@ impl EngineCore {
         for (i, seq) in self.scheduler.waiting().take(MAX_WAITING_SHOWN).enumerate() {
             let told = told.get(&seq.id()).copied();
             let reason = told.unwrap_or(WaitReason::Behind { position: i as u32 });
-            let swapped_blocks = seq.swapped().map_or(0, |swapped| self.scheduler.kv().num_in_host(swapped));
+            let beams = self.scheduler.gang_members(seq.id()).filter(|beam| beam.is_follower());
+            let swapped = std::iter::once(seq).chain(beams).filter_map(|seq| seq.swapped());
+            let swapped_blocks = swapped.map(|swapped| self.scheduler.kv().num_in_host(swapped)).sum();
             let info = self.run_by(seq.gang().unwrap_or(seq.id())).map(|run| run.info(seq, Some(reason)));
             infos.extend(info.map(|info| RequestInfo { swapped_blocks, ..info }));
         }

@@ -42,6 +42,15 @@ impl EngineCore {
         self.add_held(ready);
     }
 
+    /// Evicted prefixes, or all that is not pinned, go from disk as well. Requests that wait for their blocks go on
+    /// without.
+    pub(in crate::engine) fn forget_on_disk(&mut self, is_reset: bool) {
+        let forgotten = self.scheduler.take_forgotten();
+        let Some(prefetch) = &mut self.prefetch else { return };
+        let held = if is_reset { prefetch.reset(&self.scheduler) } else { prefetch.forget(forgotten) };
+        self.add_held(held);
+    }
+
     pub(super) fn add_held(&mut self, held: impl IntoIterator<Item = Held>) {
         let add = |Held { id, request, rules, start, events }| self.add(id, (request, rules), start, events);
         held.into_iter().for_each(add);

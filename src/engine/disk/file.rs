@@ -109,6 +109,14 @@ pub fn decode(format: &Format, id: &ContentId, file: &[u8]) -> Result<(CachedCon
     Ok((content, bytes[..num_bytes as usize].to_vec()))
 }
 
+/// The identity that a file's content follows, from its header alone; `None` where that is no header.
+pub fn parent_of(path: &std::path::Path) -> std::io::Result<Option<ContentId>> {
+    let mut header = [0; HEADER_BYTES];
+    std::io::Read::read_exact(&mut std::fs::File::open(path)?, &mut header)?;
+    let parent = header[HEADER_BYTES - 8 - 32..].first_chunk::<32>().filter(|_| header.starts_with(&MAGIC));
+    Ok(parent.map(|parent| ContentId(*parent)))
+}
+
 /// Takes arrays from the front of what is left.
 struct Reader<'a>(&'a [u8]);
 

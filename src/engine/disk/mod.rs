@@ -2,7 +2,8 @@
 //!
 //! Guarantees: files are written and read by a thread of their own; a file appears under its name only when it is whole
 //! (written beside it, then renamed); a file that is damaged, cut short, foreign or not what its name says is refused by
-//! name in the log and never read as content; the folder stays within its limit, the files used longest ago going first.
+//! name in the log and never read as content; the folder stays within its limit, the files used longest ago going first;
+//! what is to be forgotten is not read again, also what waits to be written.
 //! It does not decide what is worth keeping: the cache does.
 
 mod file;
@@ -10,7 +11,8 @@ mod file;
 pub use file::{FileFault, Format};
 
 use crate::kv::{CachedContent, ContentId};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -47,10 +49,26 @@ pub struct Fetched {
     pub blocks: Vec<(CachedContent, Vec<u8>)>,
 }
 
+/// What is to go.
+#[derive(Clone, Debug)]
+enum Forget {
+    /// This content, and if so said those that follow it.
+    One(ContentId, bool),
+    AllBut(HashSet<ContentId>),
+}
+
+/// Things to forget, each after the first so many jobs.
+type Forgets = Arc<Mutex<VecDeque<(u64, Forget)>>>;
+
 enum Job {
     Write(CachedContent, Vec<u8>),
-    Read { ticket: u64, ids: Vec<ContentId> },
+    Read {
+        ticket: u64,
+        ids: Vec<ContentId>,
+    },
     Flush(SyncSender<()>),
+    /// Something is to be forgotten.
+    Look,
 }
 
 /// The files of one model in one format.
@@ -61,8 +79,9 @@ pub struct DiskTier {
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
     queued_bytes: Arc<AtomicU64>,
-    /// Contents that were given to be kept, or found at the start.
-    offered: HashSet<ContentId>,
+    /// Jobs that the thread was given.
+    num_jobs: Cell<u64>,
+    forgets: Forgets,
     worker: Option<Worker>,
 }
 
@@ -73,6 +92,8 @@ struct Index {
     uses: HashMap<ContentId, u64>,
     by_use: BTreeSet<(u64, ContentId)>,
     last_use: u64,
+    /// Contents that were given to be kept, or found at the start.
+    offered: HashSet<ContentId>,
 }
 
 #[derive(Debug)]
@@ -82,6 +103,7 @@ struct Worker {
     max_files: u64,
     index: Arc<Mutex<Index>>,
     queued_bytes: Arc<AtomicU64>,
+    forgets: Forgets,
 }
 
 impl DiskTier {
@@ -110,9 +132,18 @@ impl DiskTier {
         let index = Arc::new(Mutex::new(index));
         let queued_bytes = Arc::new(AtomicU64::new(0));
         let max_files = config.max_bytes / format.file_bytes();
-        let worker = Worker { folder, format, max_files, index: index.clone(), queued_bytes: queued_bytes.clone() };
-        let offered = found.into_iter().map(|(_, id)| id).collect();
-        Ok(DiskTier { index, jobs: None, thread: None, queued_bytes, offered, worker: Some(worker) })
+        lock(&index).offered = found.into_iter().map(|(_, id)| id).collect();
+        let forgets = Forgets::default();
+        let worker = Worker {
+            folder,
+            format,
+            max_files,
+            index: index.clone(),
+            queued_bytes: queued_bytes.clone(),
+            forgets: forgets.clone(),
+        };
+        let num_jobs = Cell::new(0);
+        Ok(DiskTier { index, jobs: None, thread: None, queued_bytes, num_jobs, forgets, worker: Some(worker) })
     }
 
     /// Starts the thread; `deliver` gets what it reads.
@@ -143,7 +174,7 @@ impl DiskTier {
 
     /// True when this content was given to be kept before, or was there from the start.
     pub fn was_offered(&self, id: &ContentId) -> bool {
-        self.offered.contains(id)
+        lock(&self.index).offered.contains(id)
     }
 
     /// Keeps a content, soon. False when too much waits to be written already.
@@ -151,30 +182,55 @@ impl DiskTier {
         if self.has(&content.id) {
             return true;
         }
-        let Some(jobs) = &self.jobs else { return false };
         let len = bytes.len() as u64;
         if self.queued_bytes.load(Ordering::Relaxed) + len > MAX_QUEUED_BYTES {
             return false;
         }
         let id = content.id;
-        if jobs.try_send(Job::Write(content, bytes.to_vec())).is_err() {
-            return false;
-        }
         self.queued_bytes.fetch_add(len, Ordering::Relaxed);
-        self.offered.insert(id);
-        true
+        lock(&self.index).offered.insert(id);
+        let is_taken = self.give(Job::Write(content, bytes.to_vec()));
+        if !is_taken {
+            self.queued_bytes.fetch_sub(len, Ordering::Relaxed);
+            lock(&self.index).offered.remove(&id);
+        }
+        is_taken
     }
 
     /// Asks for contents; they are delivered together. False when the thread cannot take the job.
     pub fn fetch(&self, ticket: u64, ids: Vec<ContentId>) -> bool {
-        self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(Job::Read { ticket, ids }).is_ok())
+        self.give(Job::Read { ticket, ids })
+    }
+
+    fn give(&self, job: Job) -> bool {
+        let is_taken = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
+        self.num_jobs.set(self.num_jobs.get() + u64::from(is_taken));
+        is_taken
+    }
+
+    /// Removes a content, what was given to be kept before included, and if so said all that follow it.
+    pub fn forget(&self, id: ContentId, with_followers: bool) {
+        self.forget_after_jobs(Forget::One(id, with_followers));
+    }
+
+    /// Removes everything but these, what was given to be kept before included.
+    pub fn forget_all_but(&self, kept: HashSet<ContentId>) {
+        self.forget_after_jobs(Forget::AllBut(kept));
+    }
+
+    fn forget_after_jobs(&self, forget: Forget) {
+        lock(&self.forgets).push_back((self.num_jobs.get(), forget));
+        // A thread that is busy looks after each job.
+        self.give(Job::Look);
     }
 
     /// Waits until all that was to be kept is written, for a while at most. False when it took longer.
     pub fn flush(&self, limit: Duration) -> bool {
-        let Some(jobs) = &self.jobs else { return true };
+        if self.jobs.is_none() {
+            return true;
+        }
         let (done, wait) = sync_channel(1);
-        jobs.try_send(Job::Flush(done)).is_ok() && wait.recv_timeout(limit).is_ok()
+        self.give(Job::Flush(done)) && wait.recv_timeout(limit).is_ok()
     }
 }
 
@@ -188,8 +244,12 @@ impl Drop for DiskTier {
 
 impl Worker {
     fn run(&self, queue: &Receiver<Job>, deliver: &(impl Fn(Fetched) + ?Sized)) {
+        let mut num_done = 0;
         while let Ok(job) = queue.recv() {
+            self.forget_what_is_due(num_done);
+            num_done += 1;
             match job {
+                Job::Look => {}
                 Job::Write(content, bytes) => {
                     self.queued_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
                     if let Err(error) = self.write(&content, &bytes) {
@@ -205,6 +265,50 @@ impl Worker {
                     deliver(Fetched { ticket, blocks });
                 }
                 Job::Flush(done) => drop(done.try_send(())),
+            }
+        }
+        self.forget_what_is_due(num_done);
+    }
+
+    fn forget_what_is_due(&self, num_done: u64) {
+        loop {
+            let due = lock(&self.forgets).pop_front_if(|(after, _)| *after <= num_done);
+            let Some((_, forget)) = due else { return };
+            for id in self.doomed(&forget) {
+                let mut index = lock(&self.index);
+                let had_file = index.uses.contains_key(&id);
+                index.forget(&id);
+                index.offered.remove(&id);
+                drop(index);
+                if had_file && let Err(error) = std::fs::remove_file(self.path(&id)) {
+                    tracing::warn!("the prefix cache could not remove {}: {error}", self.path(&id).display());
+                }
+            }
+        }
+    }
+
+    /// What there is of the contents to be forgotten.
+    fn doomed(&self, forget: &Forget) -> HashSet<ContentId> {
+        let known: Vec<ContentId> = {
+            let index = lock(&self.index);
+            index.uses.keys().chain(&index.offered).copied().collect()
+        };
+        match forget {
+            Forget::AllBut(kept) => known.into_iter().filter(|id| !kept.contains(id)).collect(),
+            Forget::One(id, false) => HashSet::from([*id]),
+            Forget::One(id, true) => {
+                let parent = |id: &ContentId| file::parent_of(&self.path(id)).ok().flatten();
+                let parents: Vec<(ContentId, ContentId)> =
+                    known.iter().filter_map(|id| Some((*id, parent(id)?))).collect();
+                let mut doomed = HashSet::from([*id]);
+                let mut num_doomed = 0;
+                while num_doomed < doomed.len() {
+                    num_doomed = doomed.len();
+                    let next: Vec<ContentId> =
+                        parents.iter().filter(|(_, parent)| doomed.contains(parent)).map(|(id, _)| *id).collect();
+                    doomed.extend(next);
+                }
+                doomed
             }
         }
     }
@@ -238,6 +342,10 @@ impl Worker {
     }
 
     fn read(&self, id: &ContentId) -> Option<(CachedContent, Vec<u8>)> {
+        // Forgotten since it was asked for.
+        if !lock(&self.index).uses.contains_key(id) {
+            return None;
+        }
         let path = self.path(id);
         let refused = |reason: String| tracing::warn!("the prefix cache skips {}: {reason}", path.display());
         let found = match std::fs::read(&path) {

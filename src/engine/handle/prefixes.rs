@@ -31,12 +31,12 @@ impl EngineHandle {
         self.send(EngineCommand::Prefix(PrefixCommand::Unpin { id }));
     }
 
-    /// Forgets a prefix that is not pinned, with what follows it.
+    /// Forgets a prefix that is not pinned, with what follows it, in host memory and on disk too.
     pub fn evict_prefix(&self, id: u64) {
         self.send(EngineCommand::Prefix(PrefixCommand::Evict { id }));
     }
 
-    /// Forgets every prefix that is not pinned. Requests that run keep their blocks and go on.
+    /// Forgets every prefix that is not pinned, in host memory and on disk too. Requests that run keep their blocks and go on.
     pub fn reset_prefix_cache(&self) {
         self.send(EngineCommand::Prefix(PrefixCommand::Reset));
     }

@@ -6,6 +6,7 @@ use crate::protocol::{
     BeamParams, Decoding, EarlyStopping, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunError,
     SamplingParams, StopRules, Usage,
 };
+use crate::scheduler::PreemptionMode;
 use std::time::{Duration, Instant};
 
 fn search(text: &str, width: u32, max_tokens: u32) -> GenerateRequest {
@@ -86,8 +87,15 @@ fn outputs_come_whole_and_ranked_and_all_blocks_come_back() {
 
 #[test]
 fn a_gang_under_pressure_finds_what_it_finds_alone() {
+    under_pressure(FakeOptions { num_host_blocks: 0, ..FakeOptions::small() });
+    let engine =
+        under_pressure(FakeOptions { num_host_blocks: 60, preemption: PreemptionMode::Swap, ..FakeOptions::small() });
+    assert!(engine.telemetry().snapshot().swaps_total > 0, "searches go to host memory");
+}
+
+fn under_pressure(options: FakeOptions) -> EngineHandle {
     // Blocks of 4 tokens; each search needs up to 6 + 3 * 6 of the 27 blocks, so that two cannot stay.
-    let options = FakeOptions { num_blocks: 28, block_size: 4, ..FakeOptions::small() };
+    let options = FakeOptions { num_blocks: 28, block_size: 4, ..options };
     let engine = EngineHandle::start_fake(options);
     let requests: Vec<_> = (0..3).map(|i| search(&format!("{i} a prompt of one story"), 3, 24)).collect();
     let runs: Vec<Run> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
@@ -99,6 +107,7 @@ fn a_gang_under_pressure_finds_what_it_finds_alone() {
     }
     assert!(num_preempted > 0, "the pool is too large for this test");
     assert_eq!(used(&engine), 0);
+    engine
 }
 
 #[test]

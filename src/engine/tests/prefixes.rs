@@ -24,7 +24,7 @@ fn a_prefix_is_pinned_found_counted_unpinned_and_forgotten() {
     let engine = EngineHandle::start_fake(FakeOptions::small());
     let system = "You are a careful assistant who answers in short words.";
     let heard = hear(&engine.pin_prefix(pin(system, 0)).unwrap());
-    assert_eq!((heard.finish, heard.text), (Some(FinishReason::MaxTokens), String::new()));
+    assert_eq!((heard.finish, heard.text), (Some(FinishReason::Pinned), String::new()));
     let text = format!("{system} Hello");
     assert_eq!(hear(&engine.submit(request(&text, 3)).unwrap()).usage.cached_tokens, 48);
     let adapted = GenerateRequest { adapter: 5, ..request(&text, 3) };
@@ -106,4 +106,76 @@ fn the_snapshot_tells_shares_and_what_holds_the_queue() {
     assert_eq!(waiting, 2);
     assert!(shown.queue.clients.iter().all(|client| client.owner.label == format!("client {}", client.owner.id)));
     runs.iter().for_each(|run| assert_eq!(hear(run).tokens.len(), 60));
+}
+
+/// Tiers on: a small pool, host memory, and a folder.
+fn tiers(dir: &std::path::Path) -> FakeOptions {
+    FakeOptions { num_host_blocks: 64, prefix_cache_dir: Some(dir.to_path_buf()), ..FakeOptions::small() }
+}
+
+fn num_files(dir: &std::path::Path) -> usize {
+    let mut folders = vec![dir.to_path_buf()];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            if entry.path().is_dir() {
+                folders.push(entry.path());
+            } else {
+                files += 1;
+            }
+        }
+    }
+    files
+}
+
+#[test]
+fn what_is_forgotten_is_gone_from_host_memory_and_disk_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (secret, other) =
+        ("A long secret that nobody is to find again, ever.", "Something else that is long, and stays.");
+    let engine = EngineHandle::start_fake(tiers(dir.path()));
+    for text in [secret, other] {
+        hear(&engine.submit(request(text, 20)).unwrap());
+        // A second time, so that the list of prefixes has it.
+        hear(&engine.submit(request(text, 20)).unwrap());
+    }
+    eventually("both are on disk", || num_files(dir.path()) >= 6);
+    let before = num_files(dir.path());
+    let shown = engine.telemetry().snapshot();
+    let head: Vec<u32> = secret.bytes().take(16).map(u32::from).collect();
+    let of_secret = |s: &EngineSnapshot| s.prefixes.iter().find(|p| p.head[..16] == head[..]).cloned();
+    // The block at which its hits ended follows others, which lead to it alone.
+    engine.evict_prefix(of_secret(&shown).expect("it is listed").id);
+    eventually("its files are gone", || num_files(dir.path()) < before);
+    let found = hear(&engine.submit(request(secret, 20)).unwrap()).usage.cached_tokens;
+    assert_eq!(found, 0, "no tier has the secret");
+    assert!(hear(&engine.submit(request(other, 20)).unwrap()).usage.cached_tokens >= 32, "the other is there");
+    drop(engine);
+
+    let engine = EngineHandle::start_fake(tiers(dir.path()));
+    assert!(hear(&engine.submit(request(other, 1)).unwrap()).usage.cached_tokens >= 32, "also after a restart");
+    engine.reset_prefix_cache();
+    for text in [secret, other] {
+        assert_eq!(hear(&engine.submit(request(text, 1)).unwrap()).usage.cached_tokens, 0, "nothing is found");
+    }
+    engine.reset_prefix_cache();
+    eventually("no file is left", || num_files(dir.path()) == 0);
+    drop(engine);
+    let engine = EngineHandle::start_fake(tiers(dir.path()));
+    assert_eq!(hear(&engine.submit(request(other, 1)).unwrap()).usage.cached_tokens, 0);
+}
+
+#[test]
+fn a_reset_leaves_pinned_prefixes_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let system = "You are a careful assistant who answers in short words.";
+    let engine = EngineHandle::start_fake(tiers(dir.path()));
+    hear(&engine.pin_prefix(pin(system, 0)).unwrap());
+    hear(&engine.submit(request("A question that has nothing to do with it, really.", 20)).unwrap());
+    eventually("all is on disk", || num_files(dir.path()) >= 6);
+    engine.reset_prefix_cache();
+    eventually("the pin's files are left", || num_files(dir.path()) == 3);
+    drop(engine);
+    let engine = EngineHandle::start_fake(tiers(dir.path()));
+    assert_eq!(hear(&engine.submit(request(&format!("{system} Hello"), 1)).unwrap()).usage.cached_tokens, 48);
 }

@@ -4,6 +4,7 @@
 use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
+use super::ffn::{Ffn, FfnScratch};
 use super::kv_buffers::KvBuffers;
 use super::product::{Product, Reordered};
 use super::shapes::{attention_shape, kv_layout, norm_buffers, norm_kind};
@@ -20,8 +21,8 @@ use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::mask::Mask;
 use crate::kernels::matmul::{self, Matmul};
-use crate::kernels::mlp::Mlp;
 use crate::kernels::norm::{Norm, Target};
+use crate::kernels::pack::Format;
 use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
 use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
@@ -59,9 +60,7 @@ struct Layer {
     add_attended: Option<Norm>,
     /// Empty where the MLP reads what attention read.
     ffn_norm: Vec<Norm>,
-    gate_up: Vec<Product>,
-    mlp: Vec<Mlp>,
-    down: Product,
+    ffn: Ffn,
     add_mlp: Option<Norm>,
 }
 
@@ -103,8 +102,7 @@ struct Scratch {
     q: BufferSlice,        // f32 [tokens, q_stride]
     partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
     attended: Activation,
-    gate_up: BufferSlice, // f32 [tokens, 2, stride(intermediate)]
-    gated: Activation,
+    ffn: FfnScratch,
 }
 
 /// Cosines and sines by position, for the kinds of layers that there are.
@@ -128,11 +126,11 @@ impl RopeTables {
 }
 
 /// What making the pass needs to know.
-struct Builder<'a> {
-    gpu: &'a Gpu,
+pub(super) struct Builder<'a> {
+    pub(super) gpu: &'a Gpu,
     class: Class,
-    spec: &'a ModelSpec,
-    cfg: &'a ExecutorConfig,
+    pub(super) spec: &'a ModelSpec,
+    pub(super) cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
     reordered: Reordered,
@@ -194,9 +192,7 @@ impl Forward {
             if self.residual == Residual::Sequential {
                 layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
             }
-            layer.gate_up.iter().for_each(|m| m.record(recording, n));
-            layer.mlp.iter().for_each(|k| k.record(recording, n));
-            layer.down.record(recording, n);
+            layer.ffn.record(recording, n);
             layer.add_mlp.iter().for_each(|k| k.record(recording, n));
         }
         self.record_head(recording, shape, samples);
@@ -241,25 +237,25 @@ impl Forward {
 
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
-    fn forms(&self, matrix: &PackedMatrix) -> Forms {
-        if matrix.order.is_some() { Forms::F32 } else { self.own_forms(matrix) }
+    pub(super) fn forms(&self, format: Format) -> Forms {
+        if format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
     }
 
-    /// What the product itself reads; inputs that are brought into another order are quantised after that.
-    fn own_forms(&self, matrix: &PackedMatrix) -> Forms {
-        if matrix.format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
+    /// What must be there for a matrix; inputs that are brought into another order are quantised after that.
+    pub(super) fn input_forms(&self, matrix: &PackedMatrix) -> Forms {
+        if matrix.order.is_some() { Forms::F32 } else { self.forms(matrix.format) }
     }
 
-    fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {
+    pub(super) fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {
         parts.reduce(Forms::union).unwrap_or(Forms::F32)
     }
 
     fn scratch(&self, weights: &ModelWeights) -> Result<Scratch, LoadError> {
         let (spec, rows) = (self.spec, self.cfg.max_tokens_per_step);
         let layers = || weights.layers.iter();
-        let normed = layers().flat_map(|l| l.qkv.iter().chain(&l.gate_up)).map(|p| self.forms(&p.matrix));
-        let attended = self.forms_of(layers().map(|l| self.forms(&l.o.matrix)));
-        let gated = layers().map(|l| self.forms(&l.down.matrix));
+        let qkv = layers().flat_map(|l| &l.qkv).map(|p| self.input_forms(&p.matrix));
+        let normed = qkv.chain(layers().flat_map(|l| l.ffn.input_forms(self)));
+        let attended = self.forms_of(layers().map(|l| self.input_forms(&l.o.matrix)));
         let attention = self.attention_shape();
         // What attention cannot quantise itself is quantised from f32.
         let attended = if attended.i8 && (attended.f32 || !attention.can_quantise(self.class)) {
@@ -267,10 +263,7 @@ impl Builder<'_> {
         } else {
             attended
         };
-        let f32_rows = |label: &str, elements: u32| -> Result<BufferSlice, LoadError> {
-            let bytes = u64::from(rows) * u64::from(elements) * 4;
-            Ok(self.gpu.alloc(label, bytes, BufferUse::Storage)?.whole())
-        };
+        let f32_rows = |label: &str, elements: u32| self.f32_rows(label, rows, elements);
         let slots = memory::attention_slots(spec, self.cfg.max_model_len, self.cfg.max_num_seqs);
         let partial_bytes = slots * attention.partial_bytes();
         Ok(Scratch {
@@ -284,9 +277,13 @@ impl Builder<'_> {
             q: f32_rows("q", self.rope_shape().q_stride())?,
             partials: self.gpu.alloc("attention partials", partial_bytes, BufferUse::Storage)?.whole(),
             attended: Activation::alloc(self.gpu, "attended", rows, spec.num_heads * spec.head_dim, attended)?,
-            gate_up: f32_rows("gate+up", self.gate_up_stride())?,
-            gated: Activation::alloc(self.gpu, "gated", rows, spec.intermediate_size, self.forms_of(gated))?,
+            ffn: self.ffn_scratch(weights)?,
         })
+    }
+
+    pub(super) fn f32_rows(&self, label: &str, rows: u32, elements: u32) -> Result<BufferSlice, LoadError> {
+        let bytes = u64::from(rows) * u64::from(elements) * 4;
+        Ok(self.gpu.alloc(label, bytes, BufferUse::Storage)?.whole())
     }
 
     /// Attention's and the MLP's parts are added by the products themselves.
@@ -294,9 +291,10 @@ impl Builder<'_> {
         self.spec.block.norm_placement == NormPlacement::Before && self.spec.block.residual_scale == 1.0
     }
 
-    fn gate_up_stride(&self) -> u32 {
+    /// Elements of a row of gate and up, of so many each.
+    pub(super) fn gate_up_stride(&self, size: u32) -> u32 {
         let num = if self.spec.block.mlp == MlpKind::Gated { 2 } else { 1 };
-        num * stride(self.spec.intermediate_size)
+        num * stride(size)
     }
 
     fn rope_shape(&self) -> rope_kv_write::Shape {
@@ -350,7 +348,7 @@ impl Builder<'_> {
         table: &BufferSlice,
         kv: &KvBuffers,
     ) -> Result<Layer, LoadError> {
-        let (hidden, inner) = (self.spec.hidden_size, self.spec.intermediate_size);
+        let hidden = self.spec.hidden_size;
         let (k_cache, v_cache) = (kv.layers[l].k.whole(), kv.layers[l].v.whole());
         let rope_stride = self.rope_shape().qkv_stride();
         let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
@@ -374,19 +372,12 @@ impl Builder<'_> {
                 true => self.norm(weights.ffn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
                 false => Vec::new(),
             },
-            gate_up: matmuls(self, &weights.gate_up, &scratch.normed, &scratch.gate_up, self.gate_up_stride())?,
-            mlp: scratch
-                .gated
-                .outputs()
-                .map(|y| {
-                    let block = &self.spec.block;
-                    let up_at = if block.mlp == MlpKind::Gated { stride(inner) } else { 0 };
-                    let shape = (inner, up_at, self.gate_up_stride());
-                    Mlp::new(&mut self.context(), "mlp", (block.mlp, block.activation), &scratch.gate_up, shape, y)
-                })
-                .collect::<Result<_, _>>()?,
-            down: self.matmul(&weights.down, &scratch.gated, (target.0, stride(hidden)), target.1)?,
-            add_mlp: self.add_branch(weights.post_ffn_norm.as_ref(), scratch)?,
+            ffn: self.ffn(&weights.ffn, &scratch.normed, &scratch.ffn, target, &scratch.x)?,
+            add_mlp: match weights.ffn.experts() {
+                // A mixture adds its part itself.
+                Some(_) => None,
+                None => self.add_branch(weights.post_ffn_norm.as_ref(), scratch)?,
+            },
         })
     }
 
@@ -418,7 +409,7 @@ impl Builder<'_> {
         norms.collect()
     }
 
-    fn context(&mut self) -> KernelContext<'_> {
+    pub(super) fn context(&mut self) -> KernelContext<'_> {
         KernelContext {
             gpu: self.gpu,
             class: self.class,
@@ -428,7 +419,7 @@ impl Builder<'_> {
         }
     }
 
-    fn matmul(
+    pub(super) fn matmul(
         &mut self,
         part: &Part,
         x: &Activation,
@@ -454,11 +445,25 @@ impl Builder<'_> {
         let (Some(order), Some(x)) = (&matrix.order, &x.f32) else { return Ok(None) };
         let k = stride(matrix.k);
         let num_rows = (x.size / (4 * u64::from(k))) as u32;
-        let ordered = self.reordered.get(self.gpu, num_rows, k, self.own_forms(matrix))?;
+        let ordered = self.reordered.get(self.gpu, num_rows, k, self.forms(matrix.format))?;
         let Some(y) = ordered.outputs().next() else { return Ok(None) };
         let label = format!("{} inputs", matrix.label);
         let gather = Gather::new(&mut self.context(), &label, (x, order), k, y, rows)?;
         Ok(Some((gather, ordered)))
+    }
+
+    /// The form that a matrix of this format reads.
+    pub(super) fn activations<'x>(
+        &self,
+        format: Format,
+        x: &'x Activation,
+        label: &str,
+    ) -> Result<Activations<'x>, LoadError> {
+        match (self.forms(format).i8, &x.i8, &x.f32) {
+            (true, Some(x), _) => Ok(Activations::I8(x)),
+            (false, _, Some(x)) => Ok(Activations::F32(x)),
+            _ => Err(LoadError::Unsupported(format!("{label}: activations in the wrong form"))),
+        }
     }
 
     fn matmul_of(
@@ -472,11 +477,7 @@ impl Builder<'_> {
         let bias = bias.map(Buffer::whole);
         let (gather, ordered) = self.in_order(matrix, x, rows)?.unzip();
         let x = ordered.as_ref().unwrap_or(x);
-        let x = match (self.own_forms(matrix).i8, &x.i8, &x.f32) {
-            (true, Some(x), _) => Activations::I8(x),
-            (false, _, Some(x)) => Activations::F32(x),
-            _ => return Err(LoadError::Unsupported(format!("{}: activations in the wrong form", matrix.label))),
-        };
+        let x = self.activations(matrix.format, x, &matrix.label)?;
         let out = matmul::Output { slice: y, stride: y_stride, offset: y_offset, accumulate };
         let matmul = Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?;
         Ok(Product { gather, matmul })
@@ -554,7 +555,7 @@ impl Builder<'_> {
         let logits = alloc("logits", row_bytes)?;
         let sampled = alloc("sampled", size_of::<sample::Sampled>() as u64)?;
         let row_logprobs = alloc("logprobs", logprobs::ROW_BYTES)?;
-        let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix))?;
+        let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.input_forms(matrix))?;
         let params = sample::Params { vocab, stride: logits_stride };
         let block = &self.spec.block;
         let has_cap = block.logit_softcap.is_some() || block.logit_scale != 1.0;

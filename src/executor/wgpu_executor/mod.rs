@@ -6,6 +6,7 @@
 //! It does not attempt to overlap steps yet.
 
 mod activation;
+mod ffn;
 mod forward;
 mod kv_buffers;
 mod product;
@@ -152,9 +153,11 @@ impl WgpuExecutor {
 
     /// Bytes of packed weights on the GPU.
     pub fn weights_bytes(&self) -> u64 {
-        let layers = self.weights.layers.iter().flat_map(|l| l.qkv.iter().chain([&l.o, &l.down]).chain(&l.gate_up));
-        let head = self.weights.head.iter();
-        self.weights.embedding.bytes() + layers.chain(head).map(|p| p.matrix.bytes()).sum::<u64>()
+        let layers = self.weights.layers.iter();
+        let attention = layers.clone().flat_map(|l| l.qkv.iter().chain([&l.o])).map(|p| p.matrix.bytes());
+        let head = self.weights.head.iter().map(|p| p.matrix.bytes());
+        let ffn: u64 = layers.map(|l| l.ffn.bytes()).sum();
+        self.weights.embedding.bytes() + attention.chain(head).sum::<u64>() + ffn
     }
 
     /// Whether long rows are split over workgroups, and whether rows on one prefix read it together. No bit of a result

@@ -4,9 +4,11 @@
 use super::super::{LoadError, LoadProgress};
 use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
 use crate::kernels::stride;
-use crate::kernels::weights::PackedMatrix;
+use crate::kernels::weights::{ExpertMatrix, ExpertShape, PackedMatrix};
+use crate::model::experts::{ExpertPart, ExpertSpec, MixPart};
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
 use crate::model::{Model, TensorView, WeightForm};
+use std::borrow::Cow;
 
 /// Rows of a fused projection that share a storage type.
 pub struct Part {
@@ -36,8 +38,61 @@ pub struct LayerWeights {
     pub post_attn_norm: Option<NormWeights>,
     pub ffn_norm: Option<NormWeights>,
     pub post_ffn_norm: Option<NormWeights>,
+    pub ffn: FfnWeights,
+}
+
+/// What follows attention.
+pub enum FfnWeights {
+    Dense(DenseWeights),
+    Experts(Box<ExpertWeights>),
+}
+
+/// An MLP.
+pub struct DenseWeights {
     pub gate_up: Vec<Part>,
     pub down: Part,
+}
+
+/// A mixture of experts.
+pub struct ExpertWeights {
+    /// Rows of the experts' logits, then one that mixes the shared expert in, where there is one.
+    pub router: Vec<Part>,
+    /// f32 `[num_experts]`
+    pub selection_bias: Option<Buffer>,
+    pub gate_up: Vec<ExpertPartWeights>,
+    pub down: ExpertPartWeights,
+    pub shared: Option<DenseWeights>,
+}
+
+/// A product of every expert.
+pub struct ExpertPartWeights {
+    pub matrix: ExpertMatrix,
+    /// f32 `[num_experts, matrix.n]`, where the model has biases.
+    pub bias: Option<Buffer>,
+    /// Where the rows begin in an output row.
+    pub y_offset: u32,
+}
+
+impl FfnWeights {
+    pub fn experts(&self) -> Option<&ExpertWeights> {
+        match self {
+            FfnWeights::Dense(_) => None,
+            FfnWeights::Experts(experts) => Some(experts),
+        }
+    }
+
+    /// Bytes of the matrices.
+    pub fn bytes(&self) -> u64 {
+        let dense = |dense: &DenseWeights| dense.gate_up.iter().chain([&dense.down]).map(|p| p.matrix.bytes()).sum();
+        match self {
+            FfnWeights::Dense(weights) => dense(weights),
+            FfnWeights::Experts(experts) => {
+                let parts = experts.gate_up.iter().chain([&experts.down]).map(|p| p.matrix.bytes());
+                let router = experts.router.iter().map(|p| p.matrix.bytes());
+                parts.chain(router).sum::<u64>() + experts.shared.as_ref().map_or(0, dense)
+            }
+        }
+    }
 }
 
 pub struct ModelWeights {
@@ -103,16 +158,10 @@ impl Loader<'_> {
         let spec = self.spec;
         let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
         let qkv = [
-            (WeightRole::Q(l), WeightRole::QBias(l), 0),
-            (WeightRole::K(l), WeightRole::KBias(l), q),
-            (WeightRole::V(l), WeightRole::VBias(l), q + kv),
+            (WeightRole::Q(l), Some(WeightRole::QBias(l)), 0),
+            (WeightRole::K(l), Some(WeightRole::KBias(l)), q),
+            (WeightRole::V(l), Some(WeightRole::VBias(l)), q + kv),
         ];
-        // A padded intermediate size leaves a gap between gate and up, which one matrix cannot skip.
-        let up_at = stride(spec.intermediate_size);
-        let gate_up =
-            [(WeightRole::Gate(l), WeightRole::GateBias(l), 0), (WeightRole::Up(l), WeightRole::UpBias(l), up_at)];
-        let up = [(WeightRole::Up(l), WeightRole::UpBias(l), 0)];
-        let gate_up: &[_] = if spec.block.mlp == MlpKind::Gated { &gate_up } else { &up };
         Ok(LayerWeights {
             attn_norm: self.norm("attention norm", WeightRole::AttnNorm(l), Some(WeightRole::AttnNormBias(l)))?,
             qkv: self.fused("qkv", &qkv)?,
@@ -122,13 +171,115 @@ impl Loader<'_> {
             post_attn_norm: self.norm("norm after attention", WeightRole::PostAttnNorm(l), None)?,
             ffn_norm: self.norm("ffn norm", WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
             post_ffn_norm: self.norm("norm after ffn", WeightRole::PostFfnNorm(l), None)?,
+            ffn: match spec.experts_of(l) {
+                Some(experts) => FfnWeights::Experts(Box::new(self.experts(l, experts)?)),
+                None => FfnWeights::Dense(self.dense(l)?),
+            },
+        })
+    }
+
+    fn dense(&mut self, l: u32) -> Result<DenseWeights, LoadError> {
+        // A padded intermediate size leaves a gap between gate and up, which one matrix cannot skip.
+        let up_at = stride(self.spec.intermediate_size);
+        let gate_up = [
+            (WeightRole::Gate(l), Some(WeightRole::GateBias(l)), 0),
+            (WeightRole::Up(l), Some(WeightRole::UpBias(l)), up_at),
+        ];
+        let up = [(WeightRole::Up(l), Some(WeightRole::UpBias(l)), 0)];
+        let gate_up: &[_] = if self.spec.block.mlp == MlpKind::Gated { &gate_up } else { &up };
+        Ok(DenseWeights {
             gate_up: self.fused("gate+up", gate_up)?,
             down: self.part("down", &[(WeightRole::Down(l), Some(WeightRole::DownBias(l)))], 0)?,
         })
     }
 
+    fn experts(&mut self, l: u32, spec: &ExpertSpec) -> Result<ExpertWeights, LoadError> {
+        let mix = |part| WeightRole::Mix(l, part);
+        let logits = [
+            (mix(MixPart::Router), Some(mix(MixPart::RouterBias)), 0),
+            (mix(MixPart::SharedMix), None, spec.num_experts),
+        ];
+        let up_at = stride(spec.shared_size);
+        let gate_up = [(mix(MixPart::SharedGate), None, 0), (mix(MixPart::SharedUp), None, up_at)];
+        let shared = match spec.shared_size {
+            0 => None,
+            _ => Some(DenseWeights {
+                gate_up: self.fused("shared expert's gate+up", &gate_up)?,
+                down: self.part("shared expert's down", &[(mix(MixPart::SharedDown), None)], 0)?,
+            }),
+        };
+        let (gate, up) = ((ExpertPart::Gate, ExpertPart::GateBias), (ExpertPart::Up, ExpertPart::UpBias));
+        let up_at = stride(spec.intermediate_size);
+        let dtype = |part| form(self.model, WeightRole::Expert(l, 0, part)).map(|form| form.dtype);
+        let is_one = up_at == spec.intermediate_size && dtype(gate.0)? == dtype(up.0)?;
+        let gate_up = match is_one {
+            true => vec![self.expert_part("experts' gate+up", l, spec, (&[gate, up], 0))?],
+            false => vec![
+                self.expert_part("experts' gate", l, spec, (&[gate], 0))?,
+                self.expert_part("experts' up", l, spec, (&[up], up_at))?,
+            ],
+        };
+        let down = (ExpertPart::Down, ExpertPart::DownBias);
+        Ok(ExpertWeights {
+            router: self.fused("router", if spec.has_shared_gate { &logits } else { &logits[..1] })?,
+            selection_bias: self.vector("selection bias", mix(MixPart::SelectionBias))?,
+            gate_up,
+            down: self.expert_part("experts' down", l, spec, (&[down], 0))?,
+            shared,
+        })
+    }
+
+    /// A product of every expert, of the rows of some parts, one after the other.
+    fn expert_part(
+        &mut self,
+        name: &str,
+        l: u32,
+        spec: &ExpertSpec,
+        (parts, y_offset): (&[(ExpertPart, ExpertPart)], u32),
+    ) -> Result<ExpertPartWeights, LoadError> {
+        let (model, label) = (self.model, format!("{}{name}", self.label));
+        let first = form(model, WeightRole::Expert(l, 0, parts[0].0))?;
+        let (n, k) = (first.shape[0] as u32 * parts.len() as u32, first.shape[1] as u32);
+        let shape = ExpertShape {
+            label: &label,
+            dtype: first.dtype,
+            num_experts: spec.num_experts,
+            n,
+            k,
+            max_plane_bytes: self.gpu.caps().max_binding_bytes,
+        };
+        let rows_of = |e| -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
+            let views = parts.iter().map(|(part, _)| view(model, WeightRole::Expert(l, e, *part)));
+            views
+                .map(|view| match view? {
+                    view if view.order.is_some() => {
+                        let fault =
+                            format!("experts in an order of activations are not supported (tensor {})", view.name);
+                        Err(LoadError::Unsupported(fault))
+                    }
+                    view if view.dtype == shape.dtype => Ok(view.bytes),
+                    view => {
+                        let fault = format!("experts of types {} and {} in a layer", shape.dtype, view.dtype);
+                        Err(LoadError::Unreadable { tensor: view.name.to_string(), fault })
+                    }
+                })
+                .collect()
+        };
+        let matrix = ExpertMatrix::upload(self.gpu, &mut self.uploader, shape, rows_of)?;
+        let mut bias = Vec::new();
+        for e in 0..spec.num_experts {
+            for (_, part) in parts {
+                if let Some(view) = model.weight(WeightRole::Expert(l, e, *part))? {
+                    bias.extend(floats(&view)?);
+                }
+            }
+        }
+        let bias = if bias.is_empty() { None } else { Some(self.floats(name, &bias)?) };
+        Ok(ExpertPartWeights { matrix, bias, y_offset })
+    }
+
     /// Joins neighbours of equal storage type whose output rows touch.
-    fn fused(&mut self, name: &str, roles: &[(WeightRole, WeightRole, u32)]) -> Result<Vec<Part>, LoadError> {
+    fn fused(&mut self, name: &str, roles: &[(WeightRole, Option<WeightRole>, u32)]) -> Result<Vec<Part>, LoadError> {
         let mut runs: Vec<(Vec<(WeightRole, Option<WeightRole>)>, u32)> = Vec::new();
         let mut last = None;
         for &(role, bias, y_offset) in roles {
@@ -136,8 +287,8 @@ impl Loader<'_> {
             let rows = form.shape.first().copied().unwrap_or(0) as u32;
             let kind = (form.dtype, form.order);
             match runs.last_mut() {
-                Some((run, _)) if last.as_ref() == Some(&(kind.clone(), y_offset)) => run.push((role, Some(bias))),
-                _ => runs.push((vec![(role, Some(bias))], y_offset)),
+                Some((run, _)) if last.as_ref() == Some(&(kind.clone(), y_offset)) => run.push((role, bias)),
+                _ => runs.push((vec![(role, bias)], y_offset)),
             }
             last = Some((kind, y_offset + rows));
         }

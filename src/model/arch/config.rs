@@ -104,6 +104,16 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A list of whole numbers.
+    pub fn whole_numbers(&self, key: &str) -> Result<Option<Vec<u32>>, Fault> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = |v: &Value| v.as_u64().and_then(|v| u32::try_from(v).ok());
+        match value.as_array().map(|list| list.iter().map(number).collect::<Option<Vec<u32>>>()) {
+            Some(Some(list)) => Ok(Some(list)),
+            _ => malformed(format!("{key} must be a list of whole numbers")),
+        }
+    }
+
     /// A whole number of at least 1.
     pub fn count(&self, key: &str) -> Result<Option<u32>, Fault> {
         let Some(value) = self.get(key) else { return Ok(None) };

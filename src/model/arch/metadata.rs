@@ -36,7 +36,7 @@ impl<'a> Metadata<'a> {
     }
 
     /// A count of at least 1. An array (one entry per layer) is accepted when all entries are equal.
-    fn count(&self, name: &str) -> Result<Option<u32>, ModelError> {
+    pub fn count(&self, name: &str) -> Result<Option<u32>, ModelError> {
         let key = self.key(name);
         let count = match self.file().value(&key) {
             Some(GgufValue::Array { .. }) => {
@@ -115,11 +115,26 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// The spec of a llama-like model. Biases and tied embeddings are known from the tensors that are there.
+    /// True for a mixture of experts.
+    pub fn has_experts(&self) -> Result<bool, ModelError> {
+        Ok(self.file().u32(&self.key("expert_count"))?.is_some_and(|n| n > 0))
+    }
+
+    /// (number of experts, experts of a token)
+    pub fn experts(&self) -> Result<(u32, u32), ModelError> {
+        Ok((self.required_count("expert_count")?, self.required_count("expert_used_count")?))
+    }
+
+    /// The spec of a llama-like model without experts.
     pub fn base_spec(&self, family: &str, pairing: RopePairing) -> Result<ModelSpec, ModelError> {
-        if let Some(experts) = self.file().u32(&self.key("expert_count"))?.filter(|&n| n > 0) {
-            return self.unsupported(format!("architecture `{}` with {experts} experts is not supported", self.arch));
+        if self.has_experts()? {
+            return self.unsupported(format!("architecture `{}` with experts is not supported", self.arch));
         }
+        self.base_spec_with_experts(family, pairing)
+    }
+
+    /// The spec of a llama-like model. Biases and tied embeddings are known from the tensors that are there.
+    pub fn base_spec_with_experts(&self, family: &str, pairing: RopePairing) -> Result<ModelSpec, ModelError> {
         let hidden_size = self.required_count("embedding_length")?;
         let num_heads = self.required_count("attention.head_count")?;
         let head_dim = match self.count("attention.key_length")? {
@@ -140,7 +155,11 @@ impl<'a> Metadata<'a> {
             arch: family.to_owned(),
             num_layers: self.required_count("block_count")?,
             hidden_size,
-            intermediate_size: self.required_count("feed_forward_length")?,
+            intermediate_size: match self.count("feed_forward_length")? {
+                Some(size) => size,
+                None if self.has_experts()? => self.required_count("expert_feed_forward_length")?,
+                None => self.required_count("feed_forward_length")?,
+            },
             num_heads,
             num_kv_heads: self.count("attention.head_count_kv")?.unwrap_or(num_heads),
             head_dim,

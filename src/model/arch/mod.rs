@@ -9,16 +9,19 @@ mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod metadata;
 mod mistral;
+mod mixtral;
 mod names;
 mod olmo2;
 mod phi;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen_moe;
 mod rope_config;
 mod smollm3;
 pub mod source;
@@ -50,7 +53,7 @@ pub struct Family {
     pub gguf_tensor: fn(&ModelSpec, WeightRole) -> Source,
 }
 
-static FAMILIES: [Family; 19] = [
+static FAMILIES: [Family; 23] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -70,6 +73,10 @@ static FAMILIES: [Family; 19] = [
     phi::FAMILY,
     cohere::COHERE,
     cohere::COHERE2,
+    mixtral::FAMILY,
+    qwen_moe::QWEN2,
+    qwen_moe::QWEN3,
+    gpt_oss::FAMILY,
 ];
 
 /// The families that can be loaded, for messages.
@@ -109,12 +116,17 @@ pub fn from_gguf(parts: &[GgufFile]) -> Result<(&'static Family, ModelSpec), Mod
     let Some(name) = parts[0].string("general.architecture")? else {
         return Err(ModelError::malformed(path, "general.architecture is missing"));
     };
-    let Some(family) = FAMILIES.iter().find(|f| f.gguf_name == Some(name)) else {
+    let metadata = Metadata::new(parts, name);
+    let named = match name {
+        // Mixtral calls itself so.
+        "llama" if metadata.has_experts()? => Some(&mixtral::FAMILY),
+        _ => FAMILIES.iter().find(|f| f.gguf_name == Some(name)),
+    };
+    let Some(family) = named else {
         let supported = supported();
         let fault = format!("architecture `{name}` is not supported; supported: {supported}");
         return Err(ModelError::unsupported(path, fault));
     };
-    let metadata = Metadata::new(parts, name);
     metadata.check_vocabulary()?;
     Ok((family, (family.spec_of_gguf)(&metadata)?))
 }

@@ -1,6 +1,7 @@
 //! Tensor names that the llama-like families share.
 
-use super::source::{Part, Source};
+use super::source::{ExpertLayout, Part, Source};
+use crate::model::experts::{ExpertPart, MixPart};
 use crate::model::spec::{ModelSpec, WeightRole};
 
 /// Names of Hugging Face checkpoints (`LlamaForCausalLM` and its relatives).
@@ -41,13 +42,71 @@ pub fn hf_name(role: WeightRole) -> String {
         GateBias(l) => (l, "mlp.gate_proj.bias"),
         UpBias(l) => (l, "mlp.up_proj.bias"),
         DownBias(l) => (l, "mlp.down_proj.bias"),
+        Mix(l, part) => (l, hf_mix(part)),
+        Expert(l, e, part) => return format!("model.layers.{l}.mlp.experts.{e}.{}", hf_expert(part)),
     };
     format!("model.layers.{layer}.{part}")
 }
 
 /// Names of GGUF files.
-pub fn gguf(_: &ModelSpec, role: WeightRole) -> Source {
-    gguf_name(role).into()
+pub fn gguf(spec: &ModelSpec, role: WeightRole) -> Source {
+    match role {
+        // All experts of a layer are one tensor.
+        WeightRole::Expert(_, e, _) => Source::part(gguf_name(role), expert(spec, e)),
+        _ => gguf_name(role).into(),
+    }
+}
+
+/// Expert `e` of a tensor that holds them one after the other.
+pub fn expert(spec: &ModelSpec, e: u32) -> Part {
+    let of = spec.block.experts.as_ref().map_or(1, |experts| experts.num_experts);
+    Part::Expert { expert: e.into(), of: of.into(), layout: ExpertLayout::Rows }
+}
+
+fn gguf_expert(part: ExpertPart) -> &'static str {
+    match part {
+        ExpertPart::Gate => "ffn_gate_exps.weight",
+        ExpertPart::Up => "ffn_up_exps.weight",
+        ExpertPart::Down => "ffn_down_exps.weight",
+        ExpertPart::GateBias => "ffn_gate_exps.bias",
+        ExpertPart::UpBias => "ffn_up_exps.bias",
+        ExpertPart::DownBias => "ffn_down_exps.bias",
+    }
+}
+
+fn gguf_mix(part: MixPart) -> &'static str {
+    match part {
+        MixPart::Router => "ffn_gate_inp.weight",
+        MixPart::RouterBias => "ffn_gate_inp.bias",
+        MixPart::SelectionBias => "exp_probs_b.bias",
+        MixPart::SharedGate => "ffn_gate_shexp.weight",
+        MixPart::SharedUp => "ffn_up_shexp.weight",
+        MixPart::SharedDown => "ffn_down_shexp.weight",
+        MixPart::SharedMix => "ffn_gate_inp_shexp.weight",
+    }
+}
+
+fn hf_expert(part: ExpertPart) -> &'static str {
+    match part {
+        ExpertPart::Gate => "gate_proj.weight",
+        ExpertPart::Up => "up_proj.weight",
+        ExpertPart::Down => "down_proj.weight",
+        ExpertPart::GateBias => "gate_proj.bias",
+        ExpertPart::UpBias => "up_proj.bias",
+        ExpertPart::DownBias => "down_proj.bias",
+    }
+}
+
+fn hf_mix(part: MixPart) -> &'static str {
+    match part {
+        MixPart::Router => "mlp.gate.weight",
+        MixPart::RouterBias => "mlp.gate.bias",
+        MixPart::SelectionBias => "mlp.gate.e_score_correction_bias",
+        MixPart::SharedGate => "mlp.shared_expert.gate_proj.weight",
+        MixPart::SharedUp => "mlp.shared_expert.up_proj.weight",
+        MixPart::SharedDown => "mlp.shared_expert.down_proj.weight",
+        MixPart::SharedMix => "mlp.shared_expert_gate.weight",
+    }
 }
 
 /// The name alone.
@@ -83,6 +142,8 @@ pub fn gguf_name(role: WeightRole) -> String {
         GateBias(l) => (l, "ffn_gate.bias"),
         UpBias(l) => (l, "ffn_up.bias"),
         DownBias(l) => (l, "ffn_down.bias"),
+        Mix(l, part) => (l, gguf_mix(part)),
+        Expert(l, _, part) => (l, gguf_expert(part)),
     };
     format!("blk.{layer}.{part}")
 }

@@ -34,6 +34,21 @@ pub enum Part {
         from: u64,
         take: u64,
     },
+    /// One of `of` experts that lie one after the other.
+    Expert {
+        expert: u64,
+        of: u64,
+        layout: ExpertLayout,
+    },
+}
+
+/// How an expert lies in a tensor of all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertLayout {
+    /// As the role: `[of, rows, cols]`.
+    Rows,
+    /// Transposed, every `step`-th row from `from` on: `[of, cols, rows * step]` (gpt_oss).
+    Columns { from: u64, step: u64 },
 }
 
 impl From<String> for Source {
@@ -57,6 +72,11 @@ impl Source {
             Part::Columns { of, .. } if shape.len() == 2 => stored = vec![shape[1], of],
             Part::Columns { of, .. } => stored[0] = of,
             Part::Every { period, take, .. } => stored[0] = shape[0] / take * period,
+            Part::Expert { of, layout: ExpertLayout::Rows, .. } => stored.insert(0, of),
+            Part::Expert { of, layout: ExpertLayout::Columns { step, .. }, .. } => {
+                let rows = shape[0] * step;
+                stored = if shape.len() == 2 { vec![of, shape[1], rows] } else { vec![of, rows] };
+            }
         }
         stored
     }
@@ -70,7 +90,7 @@ impl Source {
         };
         match self.part {
             Part::Whole => Ok(Cow::Borrowed(bytes)),
-            Part::Columns { from, of } if shape.len() == 2 => transposed(dtype, bytes, shape, from, of),
+            Part::Columns { from, of } if shape.len() == 2 => transposed(dtype, bytes, shape, (from, of, 1)),
             Part::Rows { from, .. } | Part::Columns { from, .. } => {
                 Ok(Cow::Borrowed(&bytes[row_bytes(from)?..row_bytes(from + shape[0])?]))
             }
@@ -81,12 +101,28 @@ impl Source {
                 }
                 Ok(Cow::Owned(out))
             }
+            Part::Expert { expert, layout: ExpertLayout::Rows, .. } => {
+                let size = row_bytes(shape[0])?;
+                Ok(Cow::Borrowed(&bytes[expert as usize * size..(expert as usize + 1) * size]))
+            }
+            Part::Expert { expert, layout: ExpertLayout::Columns { from, step }, of } => {
+                let size = bytes.len() / of as usize;
+                let own = &bytes[expert as usize * size..][..size];
+                // A vector is a matrix with one column.
+                let shape = [shape[0], shape.get(1).copied().unwrap_or(1)];
+                transposed(dtype, own, &shape, (from, shape[0] * step, step))
+            }
         }
     }
 }
 
-/// Columns `from..` of a plain `[cols, of]` tensor as rows.
-fn transposed(dtype: DType, bytes: &[u8], shape: &[u64], from: u64, of: u64) -> Result<Cow<'static, [u8]>, Fault> {
+/// Columns `from, from + step, …` of a plain `[cols, of]` tensor as rows.
+fn transposed(
+    dtype: DType,
+    bytes: &[u8],
+    shape: &[u64],
+    (from, of, step): (u64, u64, u64),
+) -> Result<Cow<'static, [u8]>, Fault> {
     if dtype.block_elements() != 1 {
         return Err(Fault::Unsupported(format!("{dtype} cannot be transposed")));
     }
@@ -95,7 +131,7 @@ fn transposed(dtype: DType, bytes: &[u8], shape: &[u64], from: u64, of: u64) -> 
     let mut out = Vec::with_capacity(rows * cols * size);
     for row in 0..rows {
         for col in 0..cols {
-            let at = (col * of as usize + from as usize + row) * size;
+            let at = (col * of as usize + from as usize + row * step as usize) * size;
             out.extend_from_slice(&bytes[at..at + size]);
         }
     }
@@ -128,6 +164,11 @@ mod tests {
         check(Part::Columns { from: 1, of: 4 }, &stored, &[2, 2], &[2, 4], &[1.0, 5.0, 2.0, 6.0]);
         check(Part::Columns { from: 1, of: 8 }, &stored, &[2], &[8], &[1.0, 2.0]);
         check(Part::Every { period: 2, from: 1, take: 1 }, &stored, &[2, 2], &[4, 2], &[2.0, 3.0, 6.0, 7.0]);
+        let expert = |layout| Part::Expert { expert: 1, of: 2, layout };
+        check(expert(ExpertLayout::Rows), &stored, &[2, 2], &[2, 2, 2], &[4.0, 5.0, 6.0, 7.0]);
+        let odd = ExpertLayout::Columns { from: 1, step: 2 };
+        check(expert(odd), &stored, &[1, 2], &[2, 2, 2], &[5.0, 7.0]);
+        check(expert(odd), &stored, &[2], &[2, 4], &[5.0, 7.0]);
         check(Part::Every { period: 4, from: 2, take: 2 }, &stored, &[4], &[8], &[2.0, 3.0, 6.0, 7.0]);
     }
 }

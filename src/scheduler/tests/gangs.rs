@@ -1,14 +1,19 @@
 //! Gangs on the scheduler alone: what is shared, copied, given up and taken back.
 
 use super::{
-    CheckLevel, GangAdvance, GangBlocks, GangChild, GangNext, NewSequence, PlanInputs, PreemptCosts, PreemptionMode,
-    QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
+    CheckLevel, GangAdvance, GangBlocks, GangChild, GangNext, NewSequence, PlanInputs, PreemptCosts, PreemptMode,
+    PreemptionMode, QueuePolicy, Scheduler, SchedulerConfig, StepPlan, VictimPolicy,
 };
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::{RunError, SamplingParams, StopRules};
 
 fn scheduler(num_blocks: u32) -> Scheduler {
+    with_host_memory(num_blocks, 0)
+}
+
+/// What is preempted goes to host memory, where there is room.
+fn with_host_memory(num_blocks: u32, num_host_blocks: u32) -> Scheduler {
     let config = SchedulerConfig {
         max_num_seqs: 4,
         max_tokens_per_step: 64,
@@ -18,12 +23,13 @@ fn scheduler(num_blocks: u32) -> Scheduler {
         watermark_blocks: 0,
         max_preemptions: 100,
         victim: VictimPolicy::LastIn,
-        preemption: PreemptionMode::Recompute,
+        preemption: PreemptionMode::Swap,
         queue_policy: QueuePolicy::Fcfs,
         aging_steps: 100,
         check: CheckLevel::Full,
     };
-    Scheduler::new(config, KvCache::new(KvConfig { num_blocks, block_size: 4, enable_prefix_cache: false }))
+    let kv = KvCache::new(KvConfig { num_blocks, block_size: 4, enable_prefix_cache: false });
+    Scheduler::new(config, kv.with_host_pool(num_host_blocks, false))
 }
 
 fn request(id: u64, prompt: Vec<TokenId>) -> NewSequence {
@@ -82,8 +88,18 @@ fn beams_share_until_they_write_and_only_the_written_block_is_copied() {
 
 #[test]
 fn a_gang_gives_way_whole_and_comes_back_whole() {
+    give_way_and_come_back(scheduler(13), PreemptMode::Recompute);
+}
+
+#[test]
+fn a_gang_in_host_memory_comes_back_without_computing_again() {
+    // Leader: the prompt's three blocks; each other beam: the block that is its own.
+    give_way_and_come_back(with_host_memory(13, 8), PreemptMode::Swap);
+    give_way_and_come_back(with_host_memory(13, 3), PreemptMode::Recompute);
+}
+
+fn give_way_and_come_back(mut scheduler: Scheduler, mode: PreemptMode) {
     // The search and another request fill the pool; the older one takes a block more in each fourth step.
-    let mut scheduler = scheduler(13);
     scheduler.add(request(0, vec![8; 16])).expect("it fits");
     let search = NewSequence { stop: StopRules::max_tokens(8), ..request(1, vec![5; 9]) };
     scheduler.add_gang(search, 3).expect("it fits");
@@ -94,6 +110,7 @@ fn a_gang_gives_way_whole_and_comes_back_whole() {
     let preempted = loop {
         let plan = step(&mut scheduler, at, &spread);
         if let Some(preemption) = plan.preempted.first() {
+            assert_eq!(preemption.mode, mode, "{preemption:?}");
             break preemption.victim;
         }
         at += 1;
@@ -113,6 +130,15 @@ fn a_gang_gives_way_whole_and_comes_back_whole() {
     assert!(now.iter().zip(&kept).all(|(now, kept)| now.starts_with(kept) && now.len() > kept.len()), "{now:?}");
     let blocks = scheduler.gang_blocks(RequestId(1)).expect("it lives");
     assert_eq!(blocks.logical - blocks.held, 4, "the prompt's two full blocks are shared again, without a cache");
+    let (totals, host) = (scheduler.totals(), scheduler.kv().counts().host);
+    match mode {
+        PreemptMode::Swap => {
+            assert_eq!((totals.swaps, totals.recomputed_tokens), (1, 3), "a token for each beam");
+            assert!(totals.restored_tokens >= 9, "{totals:?}");
+        }
+        PreemptMode::Recompute => assert_eq!((totals.swaps, totals.restored_tokens), (0, 0)),
+    }
+    assert_eq!(host.free, host.total, "nothing stays in host memory");
 }
 
 #[test]

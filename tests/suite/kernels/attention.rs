@@ -195,7 +195,7 @@ fn check(shape: &Shape, rows: &[Row], block_size: u32, window: Option<u32>) {
 
 #[test]
 fn grouped_heads_match_the_reference() {
-    for (heads, kv_heads) in [(2, 2), (4, 2), (9, 3), (7, 1), (16, 1)] {
+    for (heads, kv_heads) in [(2, 2), (4, 2), (9, 3), (7, 1), (16, 1), (5, 5)] {
         check(&shape(heads, kv_heads, 64, KvFormat::F16), &RAGGED, 16, None);
     }
 }

@@ -2,8 +2,10 @@
 
 mod attention;
 mod copy_blocks;
+mod experts;
 mod gpu;
 pub mod harness;
+mod heads_norm;
 mod mask;
 mod matmul;
 mod rope_kv_write;

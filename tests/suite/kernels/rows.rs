@@ -216,6 +216,7 @@ fn activations_match_the_reference_also_where_exp_would_overflow() {
             }
         }
         check_activation(rig, Activation::Silu, MlpKind::Gated, 1536);
+        check_activation(rig, Activation::ClampedSwiglu, MlpKind::Gated, 88);
     }
 }
 
@@ -226,7 +227,7 @@ fn check_activation(rig: &Rig, activation: Activation, kind: MlpKind, k: usize) 
     (x[0], x[1], x[2], x[3]) = (-1000.0, 1000.0, -87.5, 1e-4);
     (x[up_at + 4], x[up_at + 5], x[up_at + 6]) = (-1000.0, 900.0, -5.5);
     let one = |row: &[f32], i: usize| match kind {
-        MlpKind::Gated => mlp::reference(activation, row[i]) * row[up_at + i],
+        MlpKind::Gated => mlp::gated_reference(activation, row[i], row[up_at + i]),
         MlpKind::Plain => mlp::reference(activation, row[up_at + i]),
     };
     let want: Vec<f32> =
@@ -238,7 +239,7 @@ fn check_activation(rig: &Rig, activation: Activation, kind: MlpKind, k: usize) 
         for count in COUNTS {
             let (got, _) = run_rows(rig, 17, width, is_quantised, |y| {
                 let mlp = rig.build(&step_meta, false, |ctx| {
-                    let shape = (k as u32, up_at as u32, x_stride as u32);
+                    let shape = (k as u32, up_at as u32, x_stride as u32, 1);
                     Mlp::new(ctx, "mlp", (kind, activation), &x.whole(), shape, y)
                 });
                 rig.set_step(&step_meta, &plain_batch(count as u32, 0));

@@ -49,6 +49,8 @@ pub struct Seen {
     /// Tokens found, by request, at its first admission.
     pub cached: BTreeMap<u64, u32>,
     pub abandoned: u32,
+    /// Request, position.
+    pub corrupted: Vec<(u64, u32)>,
 }
 
 pub struct Drive<'a> {
@@ -115,18 +117,30 @@ impl<'a> Drive<'a> {
         let mut batch = StepBatch::default();
         batch.build(&plan, &self.scheduler);
         batch.want = Want::Logits;
+        if self.executor.has_canary() {
+            batch.add_chains(&plan, &self.scheduler);
+        }
         (plan, batch)
     }
 
-    fn run(&mut self, batch: &StepBatch) -> Vec<f32> {
+    fn run(&mut self, plan: &StepPlan, batch: &StepBatch) -> Vec<f32> {
         let handle = self.executor.launch(batch).unwrap_or_else(|e| panic!("{e}"));
-        self.executor.wait(handle).unwrap_or_else(|e| panic!("{e}")).logits.unwrap_or_default()
+        let output = self.executor.wait(handle).unwrap_or_else(|e| panic!("{e}"));
+        let request = |row: u32| plan.rows[row as usize].request.0;
+        self.seen.corrupted.extend(output.corrupted.iter().map(|found| (request(found.row), found.position)));
+        output.logits.unwrap_or_default()
     }
 
     pub fn step(&mut self) {
+        self.step_with(|_, _| {});
+    }
+
+    /// A step before which something is done to the executor.
+    pub fn step_with(&mut self, before: impl FnOnce(&StepPlan, &mut dyn Executor)) {
         let (plan, batch) = self.plan();
         self.note(&plan, &batch);
-        let logits = self.run(&batch);
+        before(&plan, self.executor);
+        let logits = self.run(&plan, &batch);
         let rows: Vec<&[f32]> = logits.chunks_exact(self.executor.vocab_size() as usize).collect();
         let tokens: Vec<TokenId> = rows.iter().map(|row| argmax(row)).collect();
         let committed = self.scheduler.commit(&plan, &tokens, &vec![false; tokens.len()]);
@@ -152,7 +166,7 @@ impl<'a> Drive<'a> {
     pub fn lose_a_step(&mut self) {
         let (plan, batch) = self.plan();
         if !plan.is_empty() {
-            self.run(&batch);
+            self.run(&plan, &batch);
         }
         self.scheduler.abandon(&plan);
         self.scheduler.drain_block_events();

@@ -250,6 +250,8 @@ fn gave_way(world: &World<'_>) {
             options.num_gpu_blocks_override = Some(47);
             options.preemption = mode;
             options.prefix_caching = prefix_caching;
+            // Marks travel with what is swapped: nothing is called damaged.
+            options.kv_canary = prefix_caching || mode == PreemptionMode::Swap;
         };
         world.check(&format!("{mode:?}, prefix cache {prefix_caching}"), change, together, |_, snapshot, _| {
             assert!(snapshot.preemptions_total > 0);

@@ -38,6 +38,8 @@ pub fn forks_ui(
         return;
     }
     ScrollArea::vertical().id_salt("forks").auto_shrink(false).show(ui, |ui| {
+        // Room for the scroll bar.
+        ui.set_max_width(ui.available_width() - space::S);
         ui.spacing_mut().item_spacing.y = 0.0;
         for family in &view.families {
             ui.add(egui::Label::new(small(family_words(model, family), theme.text_weak)).wrap());

@@ -21,6 +21,8 @@ const MAX_CLIENTS: usize = 12;
 /// Everything about the queue at the step shown; side by side where there is room.
 pub fn queue_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: &mut Vec<InspectCommand>) {
     ScrollArea::vertical().id_salt("queue").auto_shrink(false).show(ui, |ui| {
+        // Room for the scroll bar.
+        ui.set_max_width(ui.available_width() - space::S);
         ui.spacing_mut().item_spacing.y = space::XS;
         if ui.available_width() >= 600.0 {
             ui.columns(2, |columns| {
