@@ -103,7 +103,9 @@ pub fn max_context(spec: &ModelSpec, num_blocks: u32, block_size: u32) -> u32 {
 
 /// K and V of one token over all layers.
 pub fn kv_bytes_per_token(spec: &ModelSpec, bytes: KvTokenBytes) -> u64 {
-    let heads = 2 * u64::from(spec.num_layers) * u64::from(spec.num_kv_heads);
+    // Latent rows are keys and values at once.
+    let num = if spec.block.latent.is_some() { 1 } else { 2 };
+    let heads = num * u64::from(spec.num_layers) * u64::from(spec.num_kv_heads);
     let values = heads.saturating_mul(spec.head_dim.into()).saturating_mul(bytes.per_element.into());
     values.saturating_add(heads.saturating_mul(bytes.per_head.into())).saturating_add(bytes.per_token.into())
 }

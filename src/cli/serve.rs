@@ -7,6 +7,7 @@ use crate::config::HumanInt;
 use crate::engine::EngineHandle;
 use crate::engine::handle::EngineStatus;
 use crate::engine::options::LoadRequest;
+use crate::server::tools::FORMATS;
 use crate::server::{ServeError, Server, ServerOptions};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,6 +61,12 @@ pub struct ServeArgs {
     /// What routers see as the owner of the model: vllm or none
     #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = ["vllm", "none"])]
     pub compat: String,
+    /// How the model writes tool calls (default: what its template tells it)
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = FORMATS)]
+    pub tool_call_parser: String,
+    /// Whether reasoning between marks such as <think> is told apart: auto or none
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "none"])]
+    pub reasoning_parser: String,
     /// No line per request
     #[arg(long)]
     pub disable_log_requests: bool,
@@ -141,6 +148,8 @@ fn server_options(args: &ServeArgs) -> ServerOptions {
         keep_alive: Duration::from_secs(15),
         logs_requests: !args.disable_log_requests,
         is_vllm_compatible: args.compat == "vllm",
+        tool_call_parser: args.tool_call_parser.clone(),
+        splits_reasoning: args.reasoning_parser == "auto",
         num_threads: 2,
     }
 }

@@ -16,6 +16,7 @@ mod host_store;
 pub mod paged_fake;
 pub mod reference_executor;
 mod reference_ffn;
+mod reference_latent;
 pub mod wgpu_executor;
 
 /// Most alternatives that a row can ask for.

@@ -6,6 +6,7 @@
 use crate::batch::{StepBatch, Want};
 use crate::executor::host_store::HostStore;
 use crate::executor::reference_ffn::Ffn;
+use crate::executor::reference_latent::Latent;
 use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
 use crate::ids::{BlockId, HostSlot, TokenId};
 use crate::kernels::mask;
@@ -43,9 +44,11 @@ struct RopeTable {
 
 struct Layer {
     attn_norm: Option<Norm>,
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
+    /// `None` where attention is latent, as K and V.
+    q: Option<Matrix>,
+    k: Option<Matrix>,
+    v: Option<Matrix>,
+    latent: Option<Latent>,
     o: Matrix,
     q_bias: Option<Matrix>,
     k_bias: Option<Matrix>,
@@ -184,9 +187,7 @@ impl ReferenceExecutor {
         let kv_width = spec.num_kv_heads as usize * d;
         let mut queries = Vec::with_capacity(batch.num_tokens());
         for t in 0..batch.num_tokens() {
-            let (mut q, mut k, v) = self.layers[l].project(&spec, &x[t * hidden..(t + 1) * hidden]);
-            self.rotate(l, batch.positions[t], &mut q);
-            self.rotate(l, batch.positions[t], &mut k);
+            let (q, k, v) = self.inputs(l, batch.positions[t], &x[t * hidden..(t + 1) * hidden]);
             let at = batch.kv_slots[t] as usize * kv_width;
             self.layers[l].k_pool[at..at + kv_width].copy_from_slice(&k);
             self.layers[l].v_pool[at..at + kv_width].copy_from_slice(&v);
@@ -197,6 +198,7 @@ impl ReferenceExecutor {
             let layer = &self.layers[l];
             let row = &mut x[t * hidden..(t + 1) * hidden];
             let before = row.to_vec();
+            let attended = layer.latent.as_ref().map_or(attended.clone(), |latent| latent.values(&spec, &attended));
             let attended = matvec(&layer.o, &attended, layer.o_bias.as_ref());
             add(row, &normed(&layer.post_attn_norm, &spec, &attended), spec.block.residual_scale);
             let seen = match spec.block.residual {
@@ -207,6 +209,22 @@ impl ReferenceExecutor {
             let mlp = layer.ffn.apply(&spec, &seen);
             add(row, &normed(&layer.post_ffn_norm, &spec, &mlp), spec.block.residual_scale);
         }
+    }
+
+    /// Q, K and V of one token as attention sees them.
+    fn inputs(&self, l: usize, position: u32, x: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+        let (layer, spec) = (&self.layers[l], &self.spec);
+        if let Some(latent) = &layer.latent {
+            let half = spec.rope.rotary_dim as usize / 2;
+            let at = position as usize * half;
+            let angles: Vec<[f32; 2]> = (at..at + half).map(|i| [self.rope.cos[i], self.rope.sin[i]]).collect();
+            let (q, row) = latent.inputs(spec, &normed(&layer.attn_norm, spec, x), &angles);
+            return (q, row.clone(), row);
+        }
+        let (mut q, mut k, v) = layer.project(spec, x);
+        self.rotate(l, position, &mut q);
+        self.rotate(l, position, &mut k);
+        (q, k, v)
     }
 
     /// Rotates each head of `heads` in place (RoFormer, arXiv 2104.09864).
@@ -265,9 +283,11 @@ impl Layer {
     /// Q, K and V of one token, normed per head where the model does so; not yet rotated.
     fn project(&self, spec: &ModelSpec, x: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let normed = normed(&self.attn_norm, spec, x);
-        let mut q = matvec(&self.q, &normed, self.q_bias.as_ref());
-        let mut k = matvec(&self.k, &normed, self.k_bias.as_ref());
-        let v = matvec(&self.v, &normed, self.v_bias.as_ref());
+        let product = |w: &Option<Matrix>, bias: &Option<Matrix>| {
+            w.as_ref().map_or_else(Vec::new, |w| matvec(w, &normed, bias.as_ref()))
+        };
+        let (mut q, mut k) = (product(&self.q, &self.q_bias), product(&self.k, &self.k_bias));
+        let v = product(&self.v, &self.v_bias);
         for (row, gain) in [(&mut q, &self.q_norm), (&mut k, &self.k_norm)] {
             if let Some(gain) = gain {
                 normalise_heads(spec, row, &gain.data);
@@ -433,9 +453,10 @@ fn draw(
 fn load_layer(model: &Model, l: u32, pool: usize) -> Result<Layer, LoadError> {
     Ok(Layer {
         attn_norm: norm(model, WeightRole::AttnNorm(l), Some(WeightRole::AttnNormBias(l)))?,
-        q: required(model, WeightRole::Q(l))?,
-        k: required(model, WeightRole::K(l))?,
-        v: required(model, WeightRole::V(l))?,
+        q: optional(model, WeightRole::Q(l))?,
+        k: optional(model, WeightRole::K(l))?,
+        v: optional(model, WeightRole::V(l))?,
+        latent: Latent::load(model, l)?,
         o: required(model, WeightRole::O(l))?,
         q_bias: optional(model, WeightRole::QBias(l))?,
         k_bias: optional(model, WeightRole::KBias(l))?,
@@ -487,7 +508,7 @@ pub(super) fn matvec(w: &Matrix, x: &[f32], bias: Option<&Matrix>) -> Vec<f32> {
     (0..w.rows).map(|r| (dot(w.row(r), x) + bias.map_or(0.0, |b| f64::from(b.data[r]))) as f32).collect()
 }
 
-fn rms_norm(x: &[f32], gain: &[f32], eps: f32) -> Vec<f32> {
+pub(super) fn rms_norm(x: &[f32], gain: &[f32], eps: f32) -> Vec<f32> {
     let mean = dot(x, x) / x.len() as f64;
     let inv = 1.0 / (mean + f64::from(eps)).sqrt();
     x.iter().zip(gain).map(|(&v, &g)| (f64::from(v) * inv) as f32 * g).collect()

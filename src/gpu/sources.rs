@@ -41,6 +41,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "fill"
     "gather"
     "heads_norm"
+    "latent_write"
     "logit_cap"
     "logprobs"
     "mask"

@@ -37,7 +37,7 @@ pub struct Shape {
     /// A multiple of `num_kv_heads`.
     pub num_heads: u32,
     pub num_kv_heads: u32,
-    /// At most 256.
+    /// At most 1024.
     pub head_dim: u32,
     pub kv: KvFormat,
     /// Scores are bounded by `c * tanh(score / c)` before the softmax.
@@ -61,6 +61,10 @@ enum Variant {
 /// kernel to compile in about a second on a software adapter.
 const DIMS_PER_LANE: u32 = 64;
 const LANES_FLOOR: u32 = 64;
+/// Of heads with more than four dims for each of those.
+const LANES_FLOOR_WIDE: u32 = 256;
+/// Dims of the widest row of keys: four for each lane.
+const MAX_HEAD_DIM: u32 = 4 * LANES_FLOOR_WIDE;
 
 impl Shape {
     /// Elements of a row of q: as `rope_kv_write` writes it.
@@ -102,7 +106,9 @@ impl Shape {
     /// Query heads per workgroup: the largest divisor of the group that is at most 8.
     fn heads_per_workgroup(&self) -> u32 {
         let group = self.num_heads / self.num_kv_heads;
-        (1..=8).rev().find(|n| group.is_multiple_of(*n)).expect("1 divides every group")
+        // Wide rows leave no registers for many heads.
+        let most = if self.head_dim > 256 { 1 } else { 8 };
+        (1..=most).rev().find(|n| group.is_multiple_of(*n)).expect("1 divides every group")
     }
 
     /// Tokens per workgroup when rows are long.
@@ -128,7 +134,7 @@ impl Shape {
     }
 
     fn defines(&self, class: Class, variant: Variant, is_quantised: bool) -> Defines {
-        assert!(self.head_dim <= 256, "head dim {} is above 256", self.head_dim);
+        assert!(self.head_dim <= MAX_HEAD_DIM, "head dim {} is above {MAX_HEAD_DIM}", self.head_dim);
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
         let heads = self.heads_per_workgroup();
         let tokens = if variant == Variant::Several { self.tokens_per_workgroup(class) } else { 1 };
@@ -174,8 +180,9 @@ fn subgroup_numbers(lanes: u32, padded: u32) -> Vec<(&'static str, u32)> {
 
 /// KT keys per tile, DPL dims per lane; NG groups of lanes share the queries, QPT each.
 fn floor_numbers(queries: u32, padded: u32) -> Vec<(&'static str, u32)> {
-    let groups = LANES_FLOOR / (padded / 4);
-    vec![("KT", LANES_FLOOR), ("DPL", 4), ("NG", groups), ("QPT", queries.div_ceil(groups))]
+    let lanes = if padded / 4 > LANES_FLOOR { LANES_FLOOR_WIDE } else { LANES_FLOOR };
+    let groups = lanes / (padded / 4);
+    vec![("KT", lanes), ("DPL", 4), ("NG", groups), ("QPT", queries.div_ceil(groups))]
 }
 
 /// What [`Attention::new`] binds.

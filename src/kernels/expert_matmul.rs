@@ -22,6 +22,8 @@ pub struct Rows<'a> {
     pub work: &'a BufferSlice,
     /// Pairs that share a row of x: all of a token's, or 1.
     pub pairs_per_row: u32,
+    /// Elements from row to row of x (f32 alone); `None` is k, padded.
+    pub x_stride: Option<u32>,
     /// f32 `[num_pairs, y_stride]`
     pub y: &'a BufferSlice,
     pub y_stride: u32,
@@ -77,7 +79,7 @@ impl ExpertMatmul {
                 let params = Params {
                     n: weights.n,
                     groups: stride(weights.k) / super::GROUP,
-                    x_stride: stride(weights.k),
+                    x_stride: rows.x_stride.unwrap_or(stride(weights.k)),
                     y_stride: rows.y_stride,
                     y_offset: rows.y_offset,
                     has_bias: u32::from(bias.is_some()),

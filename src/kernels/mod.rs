@@ -19,6 +19,7 @@
 //! | [`kv_layout`] | how K and V lie in the pool |
 //! | [`copy_blocks`] | blocks of the cache copied before they are written |
 //! | [`rope_kv_write`] | q and k norms, rotary embedding, K and V into the cache |
+//! | [`latent_write`] | the compressed rows of latent attention into the cache, and its queries |
 //! | [`heads_norm`] | q and k norms over all heads together, or with a gain for each head |
 //! | [`attention`] | PagedAttention over the block tables |
 //! | [`attention_work`] | how a step's attention is cut into workgroups |
@@ -61,6 +62,7 @@ pub mod expert_pairs;
 pub mod gather;
 pub mod heads_norm;
 pub mod kv_layout;
+pub mod latent_write;
 pub mod logit_cap;
 pub mod logprobs;
 pub mod mask;

@@ -7,8 +7,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, logit_cap,
-    logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
+    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
+    logit_cap, logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::model::dtype::{DType, GGUF_TYPES, Span};
@@ -149,6 +149,22 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                 found.push(("rope_kv_write".into(), shape.defines(class)));
             }
         }
+    }
+    for (kv, interleaved) in
+        [(KvFormat::F16, true), (KvFormat::F32, true), (KvFormat::I8, true), (KvFormat::F16, false)]
+    {
+        let (num_heads, rank, rope_dim, nope_dim) = (16, 512, 64, 128);
+        let shape = latent_write::Shape { num_heads, rank, rope_dim, nope_dim, interleaved, kv };
+        found.push(("latent_write".into(), shape.defines(class)));
+        let row = attention::Shape {
+            num_heads,
+            num_kv_heads: 1,
+            head_dim: shape.row_dim(),
+            kv,
+            softcap: None,
+            has_sinks: false,
+        };
+        found.extend(row.kernels(class, false));
     }
 }
 

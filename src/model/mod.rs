@@ -19,6 +19,7 @@ pub mod gguf;
 pub mod gguf_types;
 pub mod hub;
 pub mod inspect;
+pub mod latent;
 mod location;
 pub mod packed;
 pub mod quant;

@@ -2,6 +2,7 @@
 //! the one forward pass is driven by it, so there is no per-family code beyond `arch/`.
 
 use super::experts::{ExpertPart, ExpertSpec, MixPart};
+use super::latent::{LatentPart, LatentSpec};
 use serde::{Deserialize, Serialize};
 
 /// Facts that the forward pass needs. All counts are at least 1 unless said otherwise.
@@ -75,6 +76,9 @@ pub struct BlockSpec {
     /// A mixture of experts in place of the MLP.
     #[serde(default)]
     pub experts: Option<ExpertSpec>,
+    /// Keys and values come out of one compressed row for each token (deepseek).
+    #[serde(default)]
+    pub latent: Option<LatentSpec>,
 }
 
 impl BlockSpec {
@@ -97,6 +101,7 @@ impl BlockSpec {
         logit_softcap: None,
         head_bias: false,
         experts: None,
+        latent: None,
     };
 
     fn validate(&self) -> Result<(), String> {
@@ -274,6 +279,7 @@ pub enum WeightRole {
     /// Layer, expert, tensor.
     Expert(u32, u32, ExpertPart),
     Mix(u32, MixPart),
+    Latent(u32, LatentPart),
 }
 
 /// Largest values that are believed: beyond every known model, small enough that no product of two overflows and no
@@ -322,6 +328,13 @@ impl ModelSpec {
             return Err("every layer needs a window of at least 1 key or none".into());
         }
         self.block.validate()?;
+        if let Some(latent) = &self.block.latent {
+            latent.validate(self.num_heads)?;
+            let is_one_row = self.num_kv_heads == 1 && self.head_dim == latent.row_dim();
+            if !is_one_row || self.rope.rotary_dim != latent.rope_dim || self.qk_norm != QkNorm::None {
+                return Err("latent attention needs one row of keys and its own rotary part".into());
+            }
+        }
         if let Some(rope) = &self.block.windowed_rope {
             rope.validate(self.head_dim)?;
         }
@@ -337,6 +350,11 @@ impl ModelSpec {
             Some(rope) if self.windows[layer as usize].is_some() => Some(rope),
             _ => Some(&self.rope),
         }
+    }
+
+    /// Elements of a token that attention gives to its output projection.
+    pub fn attended_dim(&self) -> u32 {
+        self.num_heads * self.block.latent.map_or(self.head_dim, |latent| latent.v_dim)
     }
 
     fn qk_norm_shape(&self, num_heads: u32) -> (bool, Vec<u64>) {
@@ -375,7 +393,13 @@ impl ModelSpec {
             let num_experts = self.experts_of(l).map_or(0, |experts| experts.num_experts);
             let of_expert = move |e| ExpertPart::ALL.into_iter().map(move |part| WeightRole::Expert(l, e, part));
             let experts = (0..num_experts).flat_map(of_expert);
-            WeightRole::of_layer(l).into_iter().chain(MixPart::ALL.map(|part| WeightRole::Mix(l, part))).chain(experts)
+            let num_heads = if self.block.latent.is_some() { self.num_heads } else { 0 };
+            let latent = LatentPart::all(num_heads).map(move |part| WeightRole::Latent(l, part));
+            WeightRole::of_layer(l)
+                .into_iter()
+                .chain(latent)
+                .chain(MixPart::ALL.map(|part| WeightRole::Mix(l, part)))
+                .chain(experts)
         });
         outer.into_iter().chain(layers).filter(|role| role.shape(self).is_some())
     }
@@ -473,6 +497,7 @@ impl WeightRole {
         let is_gated = spec.block.mlp == MlpKind::Gated;
         let experts = self.layer().and_then(|layer| spec.experts_of(layer));
         let is_dense = experts.is_none();
+        let latent = spec.block.latent.as_ref();
         let (present, shape) = match self {
             TokenEmbedding => (true, vec![vocab, hidden]),
             LmHead => (!spec.tie_embeddings, vec![vocab, hidden]),
@@ -485,9 +510,13 @@ impl WeightRole {
             AttnNormBias(_) => (norm_bias && norms_before, vec![hidden]),
             FfnNormBias(_) => (norm_bias && has_ffn_norm, vec![hidden]),
             HeadBias => (spec.block.head_bias, vec![vocab]),
-            Q(_) => (true, vec![q, hidden]),
-            K(_) | V(_) => (true, vec![kv, hidden]),
-            O(_) => (true, vec![hidden, q]),
+            Q(_) => match latent {
+                Some(latent) => (latent.q_rank == 0, vec![u64::from(spec.num_heads * latent.q_dim()), hidden]),
+                None => (true, vec![q, hidden]),
+            },
+            K(_) | V(_) => (latent.is_none(), vec![kv, hidden]),
+            O(_) => (true, vec![hidden, latent.map_or(q, |latent| u64::from(spec.num_heads * latent.v_dim))]),
+            Latent(_, part) => part.shape(spec, latent?),
             QBias(_) => (spec.q_bias, vec![q]),
             KBias(_) => (spec.k_bias, vec![kv]),
             VBias(_) => (spec.v_bias, vec![kv]),
@@ -514,7 +543,7 @@ impl WeightRole {
     pub fn layer(self) -> Option<u32> {
         use WeightRole::*;
         match self {
-            Expert(l, ..) | Mix(l, _) => Some(l),
+            Expert(l, ..) | Mix(l, _) | Latent(l, _) => Some(l),
             TokenEmbedding | PositionEmbedding | OutputNorm | OutputNormBias | LmHead | HeadBias => None,
             AttnNormBias(l) | Sinks(l) | PostAttnNorm(l) | FfnNormBias(l) | PostFfnNorm(l) => Some(l),
             AttnNorm(l) | Q(l) | K(l) | V(l) | O(l) | QBias(l) | KBias(l) | VBias(l) | OBias(l) | QNorm(l)
@@ -528,6 +557,7 @@ impl WeightRole {
         match self {
             Expert(_, _, part) => return part.is_vector(),
             Mix(_, part) => return part.is_vector(),
+            Latent(_, part) => return part.is_vector(),
             _ => {}
         }
         !matches!(

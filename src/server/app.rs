@@ -6,6 +6,7 @@
 use super::error::{ApiError, ApiResult};
 use super::metrics::Metrics;
 use super::options::ServerOptions;
+use super::responses::ResponseStore;
 use crate::constrain::GrammarCompiler;
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
@@ -25,6 +26,7 @@ pub struct AppState {
     pub engine: EngineHandle,
     pub options: ServerOptions,
     pub metrics: Arc<Metrics>,
+    pub responses: ResponseStore,
     /// When the server started, in seconds since 1970.
     pub created: u64,
     started: Instant,
@@ -59,6 +61,7 @@ impl AppState {
             engine,
             options,
             metrics: Arc::new(Metrics::new()),
+            responses: ResponseStore::default(),
             created: unix_seconds(),
             started: Instant::now(),
             is_draining: AtomicBool::new(false),

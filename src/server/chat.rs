@@ -1,17 +1,21 @@
 //! `POST /v1/chat/completions`.
 
+use super::answer::AnswerParser;
 use super::app::{App, Caller, new_id, unix_seconds};
 use super::error::{ApiError, ApiResult};
 use super::generation::Generation;
 use super::logprobs;
 use super::parse;
 use super::prepare::{self, Limits, UNSUPPORTED, is_empty_list};
-use super::prompt;
+use super::prompt::{self, Rendered};
+use super::reasoning::{self, ReasoningSplitter};
 use super::reducer::{Delta, Part, Reducer, Tally};
 use super::sse::{self, Encode};
 use super::structured;
+use super::tools::{self, Format, HarmonyParser, Tools};
 use super::wire::chat::{
     AssistantMessage, ChatChoice, ChatChunk, ChatFields, ChatLogprobs, ChatResponse, ChunkChoice, ChunkDelta,
+    FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
 use super::wire::{SamplingFields, StreamOptions, UsageBody};
 use crate::engine::handle::LoadedModel;
@@ -25,9 +29,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields of chats that the engine cannot honour, with the values that mean nothing.
-const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 10] = [
-    ("tools", is_empty_list),
-    ("tool_choice", |value| value == "none" || value == "auto"),
+const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 8] = [
     ("functions", is_empty_list),
     ("function_call", |value| value == "none"),
     ("modalities", |value| *value == json!(["text"])),
@@ -39,13 +41,14 @@ const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 10] = [
 ];
 
 /// Everything about a request but its runs.
-struct Prepared {
+pub(super) struct Prepared {
     model: Arc<LoadedModel>,
-    name: String,
+    pub name: String,
     fields: SamplingFields,
     own: ChatFields,
-    request: GenerateRequest,
+    pub request: GenerateRequest,
     rules: OutputRules,
+    parser: Option<AnswerParser>,
     /// What the answer begins with: the message that it continues, where it is echoed.
     prefix: String,
 }
@@ -60,16 +63,7 @@ pub async fn create(
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     let id = new_id("chatcmpl-");
     let stream = prepared.fields.stream == Some(true);
-    let n = prepared.request.decoding.num_choices() as usize;
-    let generation = Generation::submit(
-        &app,
-        &caller,
-        &id,
-        vec![(prepared.request.clone(), structured::fork(&prepared.rules))],
-        "messages",
-    )?;
-    let shows_stop = prepared.fields.include_stop_str_in_output == Some(true);
-    let reducer = Reducer::new(n, vec![prepared.prefix.clone()], shows_stop);
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let writer = Writer::new(id, prepared);
     if stream {
         return Ok(sse::respond(&app, generation, reducer, writer));
@@ -89,7 +83,20 @@ pub async fn render(
     Ok(Json(json!({ "token_ids": prepared.request.prompt })))
 }
 
-async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
+impl Prepared {
+    /// Queues the request.
+    pub fn start(&self, app: &App, caller: &Caller, id: &str) -> ApiResult<(Generation, Reducer)> {
+        let n = self.request.decoding.num_choices() as usize;
+        let request = (self.request.clone(), structured::fork(&self.rules));
+        let generation = Generation::submit(app, caller, id, vec![request], "messages")?;
+        let shows_stop = self.fields.include_stop_str_in_output == Some(true);
+        let reducer = Reducer::new(n, vec![self.prefix.clone()], shows_stop).with_parser(self.parser.clone());
+        Ok((generation, reducer))
+    }
+}
+
+/// Reads the fields of a chat, renders and encodes it on a thread that may take its time.
+pub(super) async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
     let (app, caller) = (app.clone(), caller.clone());
     let work = tokio::task::spawn_blocking(move || prepare(&app, &caller, &value));
     work.await.map_err(|_| ApiError::internal())?
@@ -109,7 +116,8 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
         }
         _ => None,
     };
-    let rendered = prompt::render_chat(&own, None, &model)?;
+    let tools = Tools::of(value)?;
+    let rendered = prompt::render_chat(&own, tools.as_ref(), &model)?;
     let prompt = prompt::encode(&model, &rendered.text, fields.add_special_tokens == Some(true), "messages")?;
     let limits = Limits {
         max_tokens: own.max_completion_tokens.or(own.max_tokens),
@@ -118,9 +126,31 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
         logprobs_field: "top_logprobs",
     };
     let request = prepare::requests(&fields, &limits, vec![prompt], &model, caller)?.swap_remove(0);
-    let prefix = rendered.continued.filter(|_| fields.echo == Some(true)).unwrap_or_default();
-    let rules = structured::rules(app, &model, value, None)?;
-    Ok(Prepared { model, name, fields, own, request, rules, prefix })
+    let prefix = rendered.continued.clone().filter(|_| fields.echo == Some(true)).unwrap_or_default();
+    let mut rules = structured::rules(app, &model, value, tools.as_ref().and_then(Tools::grammar))?;
+    let (parser, shows_special) = parser(app, &model, &rendered, tools.as_ref());
+    rules.shows_special |= shows_special;
+    Ok(Prepared { model, name, fields, own, request, rules, parser, prefix })
+}
+
+/// What reads the answer, and whether it must see special tokens. Plain text needs nothing.
+fn parser(app: &App, model: &LoadedModel, rendered: &Rendered, tools: Option<&Tools>) -> (Option<AnswerParser>, bool) {
+    let source = rendered.template.source();
+    let format = tools::format_of(&app.options.tool_call_parser, source);
+    let is_forced = tools.is_some_and(Tools::is_forced);
+    if format == Format::Harmony && !is_forced {
+        return (Some(AnswerParser::Harmony(HarmonyParser::default())), true);
+    }
+    let marks = reasoning::marks_of_template(source).filter(|_| app.options.splits_reasoning && !is_forced);
+    let splitter = marks.map(|marks| ReasoningSplitter::new(marks, &rendered.text));
+    let is_special = |mark: &str| model.tokenizer.token_id(mark).is_some_and(|id| model.tokenizer.is_special(id));
+    let needs_special = marks.is_some_and(|(open, close)| is_special(open) || is_special(close))
+        || tools.is_some_and(|_| !is_forced && format.tokens().iter().any(|mark| is_special(mark)));
+    let tools = tools.map(|tools| Box::new(tools.parser(format)));
+    if splitter.is_none() && tools.is_none() {
+        return (None, false);
+    }
+    (Some(AnswerParser::Tags { reasoning: splitter, tools }), needs_special)
 }
 
 /// Makes chunks of deltas, and one body of all deltas.
@@ -215,6 +245,17 @@ impl Encode for Writer {
 fn chunk_of(part: Part) -> ChunkDelta {
     match part {
         Part::Content(text) => ChunkDelta { content: Some(text), ..ChunkDelta::default() },
+        Part::Reasoning(text) => ChunkDelta { reasoning_content: Some(text), ..ChunkDelta::default() },
+        Part::ToolCall { index, id, name } => {
+            let function = FunctionDelta { name: Some(name), arguments: String::new() };
+            let call = ToolCallDelta { index, id: Some(id), kind: Some("function"), function };
+            ChunkDelta { tool_calls: vec![call], ..ChunkDelta::default() }
+        }
+        Part::Arguments { index, text } => {
+            let function = FunctionDelta { name: None, arguments: text };
+            let call = ToolCallDelta { index, id: None, kind: None, function };
+            ChunkDelta { tool_calls: vec![call], ..ChunkDelta::default() }
+        }
     }
 }
 
@@ -235,7 +276,9 @@ async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Write
         }
     }
     for choice in &mut choices {
-        choice.message.content.get_or_insert_default();
+        if choice.message.tool_calls.is_empty() {
+            choice.message.content.get_or_insert_default();
+        }
     }
     Ok(Json(ChatResponse {
         id: writer.id,
@@ -252,6 +295,16 @@ fn append(choice: &mut ChatChoice, delta: Delta, logprobs: Option<ChatLogprobs>)
     for part in delta.parts {
         match part {
             Part::Content(text) => choice.message.content.get_or_insert_default().push_str(&text),
+            Part::Reasoning(text) => choice.message.reasoning_content.get_or_insert_default().push_str(&text),
+            Part::ToolCall { id, name, .. } => {
+                let function = FunctionCall { name, arguments: String::new() };
+                choice.message.tool_calls.push(ToolCall { id, kind: "function", function });
+            }
+            Part::Arguments { index, text } => {
+                if let Some(call) = choice.message.tool_calls.get_mut(index) {
+                    call.function.arguments.push_str(&text);
+                }
+            }
         }
     }
     if let (Some(all), Some(more)) = (&mut choice.logprobs, logprobs) {

@@ -28,7 +28,7 @@ use std::sync::Arc;
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Everything about a request but its runs.
-struct Prepared {
+pub(super) struct Prepared {
     model: Arc<LoadedModel>,
     name: String,
     fields: SamplingFields,
@@ -49,11 +49,8 @@ pub async fn create(
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     let id = new_id("cmpl-");
     let stream = prepared.fields.stream == Some(true);
-    let n = prepared.requests.first().map_or(1, |request| request.decoding.num_choices() as usize);
-    let requests = prepared.requests.iter().map(|request| (request.clone(), structured::fork(&prepared.rules)));
-    let generation = Generation::submit(&app, &caller, &id, requests.collect(), "prompt")?;
-    let shows_stop = prepared.fields.include_stop_str_in_output == Some(true);
-    let reducer = Reducer::new(n, prepared.prefixes.clone(), shows_stop);
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
+    let n = prepared.num_choices();
     let writer = Writer::new(id, prepared, n);
     if stream {
         return Ok(sse::respond(&app, generation, reducer, writer));
@@ -73,7 +70,31 @@ pub async fn render(
     Ok(Json(prepared.requests.iter().map(|request| json!({ "token_ids": request.prompt })).collect()))
 }
 
-async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
+impl Prepared {
+    /// Queues the request.
+    pub fn start(&self, app: &App, caller: &Caller, id: &str) -> ApiResult<(Generation, Reducer)> {
+        let requests = self.requests.iter().map(|request| (request.clone(), structured::fork(&self.rules)));
+        let generation = Generation::submit(app, caller, id, requests.collect(), "prompt")?;
+        let shows_stop = self.fields.include_stop_str_in_output == Some(true);
+        Ok((generation, Reducer::new(self.num_choices(), self.prefixes.clone(), shows_stop)))
+    }
+
+    fn num_choices(&self) -> usize {
+        self.requests.first().map_or(1, |request| request.decoding.num_choices() as usize)
+    }
+}
+
+/// The text among the parts; plain completions are not parsed for others.
+pub(super) fn text_of(parts: Vec<Part>) -> String {
+    let text = |part| match part {
+        Part::Content(text) => Some(text),
+        Part::Reasoning(_) | Part::ToolCall { .. } | Part::Arguments { .. } => None,
+    };
+    parts.into_iter().filter_map(text).collect()
+}
+
+/// Reads the fields of a completion and encodes it on a thread that may take its time.
+pub(super) async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
     let (app, caller) = (app.clone(), caller.clone());
     let work = tokio::task::spawn_blocking(move || prepare(&app, &caller, &value));
     work.await.map_err(|_| ApiError::internal())?
@@ -163,7 +184,7 @@ impl Writer {
     }
 
     fn choice(&mut self, delta: Delta) -> CompletionChoice {
-        let text = delta.parts.into_iter().map(|Part::Content(text)| text).collect();
+        let text = text_of(delta.parts);
         let offset = &mut self.offsets[delta.choice];
         let logprobs =
             self.has_logprobs.then(|| logprobs::of_completion(&self.model.tokenizer, &delta.logprobs, offset));

@@ -7,17 +7,21 @@
 //!
 //! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
-//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`reducer`], [`sse`], [`metrics`], then a file per
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], then a file per
 //! endpoint.
 
+mod answer;
 pub mod app;
+mod blocks;
 mod chat;
 mod completions;
 mod error;
 mod generation;
 mod guard;
 mod health;
+mod inference;
 mod logprobs;
+mod messages;
 mod metrics;
 mod models;
 mod observe;
@@ -25,12 +29,15 @@ pub mod options;
 mod parse;
 mod prepare;
 mod prompt;
+mod reasoning;
 mod reducer;
+mod responses;
 mod routes;
 mod run;
 mod sse;
 mod structured;
 mod tokens;
+pub mod tools;
 mod wire;
 
 pub use options::ServerOptions;

@@ -38,6 +38,10 @@ pub struct ServerOptions {
     pub logs_requests: bool,
     /// Calls itself vLLM where routers look (`owned_by`).
     pub is_vllm_compatible: bool,
+    /// How the model writes tool calls: one of [`super::tools::FORMATS`].
+    pub tool_call_parser: String,
+    /// Reasoning is told apart from content where the template has marks for it.
+    pub splits_reasoning: bool,
     /// Threads for HTTP.
     pub num_threads: usize,
 }
@@ -62,6 +66,8 @@ impl ServerOptions {
             keep_alive: Duration::from_secs(15),
             logs_requests: true,
             is_vllm_compatible: true,
+            tool_call_parser: "auto".into(),
+            splits_reasoning: true,
             num_threads: 2,
         }
     }

@@ -1,6 +1,7 @@
 //! Messages and texts to prompt tokens, through the model's template.
 
 use super::error::{ApiError, ApiResult};
+use super::tools::{self, Tools};
 use super::wire::chat::ChatFields;
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
@@ -13,12 +14,16 @@ pub struct Rendered {
     pub text: String,
     /// The text of the last message, where the answer continues it.
     pub continued: Option<String>,
+    pub template: Arc<ChatTemplate>,
 }
 
-/// Renders a chat. `tools` are the schemas that the template may show.
-pub fn render_chat(fields: &ChatFields, tools: Option<&Value>, model: &LoadedModel) -> ApiResult<Rendered> {
-    let messages = messages(&fields.messages)?;
+/// Renders a chat. A template that does not show tools gets them as a system message.
+pub fn render_chat(fields: &ChatFields, tools: Option<&Tools>, model: &LoadedModel) -> ApiResult<Rendered> {
+    let mut messages = messages(&fields.messages)?;
     let template = template(fields, model)?;
+    if let Some(tools) = tools.filter(|_| !tools::shows_tools(template.source())) {
+        instruct(&mut messages, &tools.instructions());
+    }
     let continues = fields.continue_final_message == Some(true);
     let add_generation_prompt = fields.add_generation_prompt.unwrap_or(!continues);
     if continues && add_generation_prompt {
@@ -31,16 +36,28 @@ pub fn render_chat(fields: &ChatFields, tools: Option<&Value>, model: &LoadedMod
     }
     let last = messages.last().and_then(|message| message["content"].as_str()).map(str::to_owned);
     let messages = Value::from(messages);
+    let tools = tools.map(|tools| &tools.schemas);
     let request = RenderRequest { messages: &messages, tools, add_generation_prompt, now: now(), extra: &extra };
     let text = template.render(&request).map_err(template_fault)?;
     if !continues {
-        return Ok(Rendered { text, continued: None });
+        return Ok(Rendered { text, continued: None, template });
     }
     let last = last.unwrap_or_default();
     let text = up_to_last(&text, &last).ok_or_else(|| {
         ApiError::invalid("continue_final_message", "the template does not show the last message as it is")
     })?;
-    Ok(Rendered { text, continued: Some(last) })
+    Ok(Rendered { text, continued: Some(last), template })
+}
+
+/// Adds to what the system says first.
+fn instruct(messages: &mut Vec<Value>, text: &str) {
+    match messages.first_mut().filter(|first| first["role"] == "system") {
+        Some(first) => {
+            let said = first["content"].as_str().unwrap_or_default();
+            first["content"] = format!("{said}\n\n{text}").into();
+        }
+        None => messages.insert(0, serde_json::json!({ "role": "system", "content": text })),
+    }
 }
 
 /// The rendering up to the end of the last message's text.

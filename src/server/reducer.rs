@@ -3,6 +3,7 @@
 //! Guarantees: the deltas of a choice concatenate to its whole answer, whatever the events they came in; each choice
 //! gets exactly one [`Finish`], last; what was held back is flushed through the same path before it.
 
+use super::answer::AnswerParser;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, FinishReason, RunError, TokenLogprobs, Usage};
 use crate::server::wire::{PromptTokensDetails, UsageBody};
@@ -24,6 +25,18 @@ pub struct Delta {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     Content(String),
+    Reasoning(String),
+    /// A tool call begins; its arguments follow.
+    ToolCall {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// A piece of a call's arguments.
+    Arguments {
+        index: usize,
+        text: String,
+    },
 }
 
 /// How a choice ended.
@@ -67,7 +80,9 @@ pub struct Reducer {
 
 #[derive(Clone, Default)]
 struct Choice {
+    parser: Option<AnswerParser>,
     has_begun: bool,
+    has_calls: bool,
     is_over: bool,
 }
 
@@ -83,6 +98,12 @@ impl Reducer {
             prefixes,
             shows_stop,
         }
+    }
+
+    /// Every choice's text is read by a clone of `parser`.
+    pub fn with_parser(mut self, parser: Option<AnswerParser>) -> Self {
+        self.choices.iter_mut().for_each(|choice| choice.parser = parser.clone());
+        self
     }
 
     /// Takes the next event of a run.
@@ -136,7 +157,7 @@ impl Reducer {
         logprobs: Vec<TokenLogprobs>,
     ) -> Option<Delta> {
         let mut delta = self.begin(choice);
-        push_text(&mut delta.parts, text);
+        self.choices[choice].read(&text, &mut delta.parts);
         (delta.tokens, delta.logprobs) = (tokens, logprobs);
         let is_empty = delta.parts.is_empty() && delta.tokens.is_empty() && !delta.is_first;
         (!is_empty).then_some(delta)
@@ -157,15 +178,38 @@ impl Reducer {
         if let FinishReason::StopString(stop) = reason
             && self.shows_stop
         {
-            push_text(&mut delta.parts, stop.clone());
+            self.choices[choice].read(stop, &mut delta.parts);
         }
+        self.choices[choice].finish(&mut delta.parts);
         let stop = match reason {
             FinishReason::StopString(stop) => Value::from(stop.as_str()),
             FinishReason::StopToken(token) => Value::from(*token),
             _ => Value::Null,
         };
-        delta.finish = Some(Finish { reason: reason.api_word(), stop });
+        // An answer that was cut off has no whole calls.
+        let word = match reason.api_word() {
+            "stop" if self.choices[choice].has_calls => "tool_calls",
+            word => word,
+        };
+        delta.finish = Some(Finish { reason: word, stop });
         delta
+    }
+}
+
+impl Choice {
+    fn read(&mut self, text: &str, parts: &mut Vec<Part>) {
+        match &mut self.parser {
+            Some(parser) => parser.push(text, parts),
+            None => push_text(parts, text.to_owned()),
+        }
+        self.has_calls |= parts.iter().any(|part| matches!(part, Part::ToolCall { .. }));
+    }
+
+    fn finish(&mut self, parts: &mut Vec<Part>) {
+        if let Some(parser) = &mut self.parser {
+            parser.finish(parts);
+        }
+        self.has_calls |= parts.iter().any(|part| matches!(part, Part::ToolCall { .. }));
     }
 }
 

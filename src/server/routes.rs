@@ -2,7 +2,7 @@
 
 use super::app::App;
 use super::error::ApiError;
-use super::{chat, completions, guard, health, models, observe, tokens};
+use super::{chat, completions, guard, health, inference, messages, models, observe, responses, tokens};
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
@@ -19,6 +19,17 @@ pub fn router(app: App) -> Router {
         .route("/v1/chat/completions/render", post(chat::render))
         .route("/v1/completions", post(completions::create))
         .route("/v1/completions/render", post(completions::render))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::show).delete(responses::delete))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v2", get(inference::server))
+        .route("/v2/health/live", get(health::live))
+        .route("/v2/health/ready", get(health::ready))
+        .route("/v2/models/{name}", get(inference::model))
+        .route("/v2/models/{name}/ready", get(inference::model_ready))
+        .route("/v2/models/{name}/generate", post(inference::generate))
+        .route("/v2/models/{name}/generate_stream", post(inference::generate_stream))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::show))
         .route("/tokenize", post(tokens::tokenize))

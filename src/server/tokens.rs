@@ -4,6 +4,7 @@ use super::app::App;
 use super::error::{ApiError, ApiResult};
 use super::parse;
 use super::prompt;
+use super::tools::Tools;
 use super::wire::chat::ChatFields;
 use crate::ids::TokenId;
 use axum::body::Body;
@@ -22,8 +23,6 @@ pub struct TokenizeFields {
     /// By default true for a prompt and false for messages.
     pub add_special_tokens: Option<bool>,
     pub return_token_strs: Option<bool>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub tools: Option<Value>,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -54,7 +53,8 @@ fn tokenize_value(app: &App, value: &Value) -> ApiResult<TokenizeResponse> {
         Some(text) => prompt::encode(&model, text, fields.add_special_tokens.unwrap_or(true), "prompt")?,
         None if value.get("messages").is_some() => {
             let chat: ChatFields = parse::fields(value)?;
-            let rendered = prompt::render_chat(&chat, fields.tools.as_ref(), &model)?;
+            let tools = Tools::of(value)?;
+            let rendered = prompt::render_chat(&chat, tools.as_ref(), &model)?;
             prompt::encode(&model, &rendered.text, fields.add_special_tokens.unwrap_or(false), "messages")?
         }
         None => return Err(ApiError::invalid("prompt", "prompt or messages is wanted")),

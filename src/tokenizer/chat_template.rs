@@ -107,6 +107,7 @@ pub enum TemplateError {
 /// A parsed template, ready to render from any thread.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
+    source: String,
     env: Environment<'static>,
     special: SpecialTokens,
 }
@@ -129,7 +130,12 @@ impl ChatTemplate {
         env.add_function(rewrite::ADD_MARKUP, rewrite::add_markup);
         env.set_formatter(print_paid);
         env.add_template_owned(NAME, rewrite::rewrite(source)).map_err(|e| TemplateError::Syntax(e.to_string()))?;
-        Ok(ChatTemplate { env, special })
+        Ok(ChatTemplate { source: source.to_owned(), env, special })
+    }
+
+    /// The text it was parsed from: it tells which marks its model writes.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The text of a conversation.

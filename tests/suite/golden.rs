@@ -285,7 +285,8 @@ fn greedy_continuations_follow_the_reference_where_its_margin_allows() {
 #[test]
 fn logits_are_the_same_bits_however_the_work_is_cut() {
     let root = core_fixtures();
-    let families = [("families", "gpt_oss"), ("families", "qwen2_moe"), ("families", "olmo2")];
+    let families =
+        [("families", "gpt_oss"), ("families", "qwen2_moe"), ("families", "olmo2"), ("families", "deepseek_v3")];
     let names = [("tiny", "llama"), ("tiny", "mistral_swa"), ("gguf", "q4_1"), ("gguf", "q6_k")];
     let names = names.into_iter().chain(families);
     for case in names.filter_map(|(kind, name)| case(&root, kind, name)) {

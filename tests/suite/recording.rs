@@ -1,5 +1,7 @@
 //! Recordings: written by the engine, read back, run again, run otherwise, shown as a trace.
 
+mod traces;
+
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::{FakeFault, FakeOptions, PreemptionMode};
 use kvasir::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
@@ -39,11 +41,15 @@ fn request(index: u64, max_tokens: u32) -> GenerateRequest {
     }
 }
 
-/// Runs some requests to their ends, one of them cancelled, one stopped by a string.
 fn record(options: FakeOptions) {
+    record_with(options, 40);
+}
+
+/// Runs some requests to their ends, one of them cancelled, one stopped by a string.
+fn record_with(options: FakeOptions, output: u32) {
     let engine = EngineHandle::start_fake(options);
-    let mut runs: Vec<_> = (0..8).map(|i| engine.submit(request(i, 40)).expect("queued")).collect();
-    let mut stopped = request(8, 40);
+    let mut runs: Vec<_> = (0..8).map(|i| engine.submit(request(i, output)).expect("queued")).collect();
+    let mut stopped = request(8, output);
     stopped.stop.stop_strings = vec!["a".into(), "e".into(), "i".into()];
     runs.push(engine.submit(stopped).expect("queued"));
     let cancelled = runs.remove(3);

@@ -8,8 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, attention_work, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, logit_cap, matmul, mlp,
-    norm, quantise, rope_kv_write, route, sample, step_meta, variants,
+    attention, attention_work, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write, logit_cap,
+    matmul, mlp, norm, quantise, rope_kv_write, route, sample, step_meta, variants,
 };
 
 struct Variant {
@@ -138,6 +138,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("gather", mirror!(gather::Params: stride counts_logits)),
         ("quantise", mirror!(quantise::Params: stride)),
         ("heads_norm", mirror!(heads_norm::Params: q_len k_len num_q num_segments stride eps)),
+        ("latent_write", mirror!(latent_write::Params: num_heads raw_q_stride raw_kv_stride q_stride q_scale eps)),
         ("mlp", mirror!(mlp::Params: k x_stride up_offset y_stride rows_per_token)),
         ("route", mirror!(route::Params: num_experts num_active stride num_groups num_active_groups scale)),
         ("expert_pairs", mirror!(expert_pairs::Params: num_experts num_active columns slots)),

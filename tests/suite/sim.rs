@@ -2,6 +2,7 @@
 //!
 //! `SEED=n cargo test --release sim` replays one world, `SIM_WORLDS=n` runs so many.
 
+mod faults;
 mod forks;
 
 use kvasir::batch::{RowSampling, StepBatch};

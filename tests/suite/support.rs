@@ -31,6 +31,11 @@ pub fn fixtures() -> PathBuf {
     full_fixtures().unwrap_or_else(core_fixtures)
 }
 
+/// True when recordings are to be made anew instead of compared.
+pub fn renews_traces() -> bool {
+    std::env::var("KVASIR_RENEW_TRACES").is_ok_and(|v| v == "1")
+}
+
 /// True when a missing adapter is a failure and not a skip.
 pub fn require_gpu() -> bool {
     std::env::var("REQUIRE_GPU").is_ok_and(|v| v == "1")

@@ -231,6 +231,7 @@ impl Builder<'_> {
             layout,
             work: &scratch.work,
             pairs_per_row,
+            x_stride: None,
             y,
             y_stride,
             y_offset: 0,

@@ -6,13 +6,14 @@ use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::ffn::{Ffn, FfnScratch};
 use super::kv_buffers::KvBuffers;
+use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
 use super::shapes::{attention_shape, kv_layout, norm_buffers, norm_kind};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
 use crate::kernels::attention_work::WorkCounts;
-use crate::kernels::context::{Activations, KernelContext, RowCount};
+use crate::kernels::context::{Activations, KernelContext, RowCount, RowOutput};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
 use crate::kernels::gather::Gather;
@@ -25,13 +26,12 @@ use crate::kernels::norm::{Norm, Target};
 use crate::kernels::pack::Format;
 use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
-use crate::kernels::rope_kv_write::{self, RopeKvWrite, rope_table};
+use crate::kernels::rope_kv_write::{self, RopeKvWrite};
 use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::memory;
-use crate::model::rope;
-use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing, RopeSpec};
+use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
 /// What a step is recorded for.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,9 @@ struct Layer {
     qkv: Vec<Product>,
     /// Where the q and k norm is not rope's own.
     qk_norm: Option<HeadsNorm>,
-    rope: RopeKvWrite,
+    /// Of latent attention, in place of rope.
+    latent: Option<Latent>,
+    rope: Option<RopeKvWrite>,
     attention: Attention,
     /// Where attention cannot quantise its own output.
     quantise_attended: Option<Quantise>,
@@ -97,32 +99,13 @@ struct Scratch {
     x: BufferSlice, // f32 [tokens, stride(hidden)]
     /// f32 [tokens, stride(hidden)]: what a block adds, where it is not added as it is.
     branch: Option<BufferSlice>,
-    normed: Activation,    // [tokens, hidden]
-    qkv: BufferSlice,      // f32 [tokens, qkv_stride]
+    normed: Activation, // [tokens, hidden]
+    qkv: BufferSlice,   // f32 [tokens, qkv_stride]
+    latent: Option<LatentScratch>,
     q: BufferSlice,        // f32 [tokens, q_stride]
     partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
     attended: Activation,
     ffn: FfnScratch,
-}
-
-/// Cosines and sines by position, for the kinds of layers that there are.
-struct RopeTables {
-    all: Option<BufferSlice>,
-    /// Layers with a window, where theirs differs.
-    windowed: Option<BufferSlice>,
-    /// Layers that do not rotate.
-    none: Option<BufferSlice>,
-}
-
-impl RopeTables {
-    fn of(&self, spec: &ModelSpec, layer: u32) -> &BufferSlice {
-        let table = match spec.rope_of(layer) {
-            None => &self.none,
-            Some(rope) if Some(rope) == spec.block.windowed_rope.as_ref() => &self.windowed,
-            Some(_) => &self.all,
-        };
-        table.as_ref().expect("a table is made for each kind of layer")
-    }
 }
 
 /// What making the pass needs to know.
@@ -156,7 +139,7 @@ impl Forward {
         };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
-        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec.num_layers, cfg.canary)?;
+        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), spec, cfg.canary)?;
         let layers = (0..spec.num_layers as usize)
             .map(|l| b.layer(l, &weights.layers[l], &scratch, tables.of(spec, l as u32), &kv))
             .collect::<Result<_, _>>()?;
@@ -178,8 +161,10 @@ impl Forward {
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
             layer.qk_norm.iter().for_each(|k| k.record(recording, n));
-            layer.rope.record(recording, n);
+            layer.rope.iter().for_each(|k| k.record(recording, n));
+            layer.latent.iter().for_each(|k| k.record(recording, n));
             layer.attention.record(recording, shape.attention);
+            layer.latent.iter().for_each(|k| k.record_values(recording, n));
             if let Some(quantise) = &layer.quantise_attended {
                 quantise.record(recording, n);
             }
@@ -254,11 +239,13 @@ impl Builder<'_> {
         let (spec, rows) = (self.spec, self.cfg.max_tokens_per_step);
         let layers = || weights.layers.iter();
         let qkv = layers().flat_map(|l| &l.qkv).map(|p| self.input_forms(&p.matrix));
-        let normed = qkv.chain(layers().flat_map(|l| l.ffn.input_forms(self)));
+        let latent = layers().filter_map(|l| l.latent.as_ref()).flat_map(|l| l.input_forms(self));
+        let normed = qkv.chain(latent).chain(layers().flat_map(|l| l.ffn.input_forms(self)));
         let attended = self.forms_of(layers().map(|l| self.input_forms(&l.o.matrix)));
         let attention = self.attention_shape();
         // What attention cannot quantise itself is quantised from f32.
-        let attended = if attended.i8 && (attended.f32 || !attention.can_quantise(self.class)) {
+        let is_latent = spec.block.latent.is_some();
+        let attended = if attended.i8 && (attended.f32 || is_latent || !attention.can_quantise(self.class)) {
             Forms { f32: true, i8: true }
         } else {
             attended
@@ -273,10 +260,11 @@ impl Builder<'_> {
                 false => Some(f32_rows("branch", stride(spec.hidden_size))?),
             },
             normed: Activation::alloc(self.gpu, "normed", rows, spec.hidden_size, self.forms_of(normed))?,
-            qkv: f32_rows("qkv", self.rope_shape().qkv_stride())?,
+            qkv: f32_rows("qkv", if is_latent { stride(1) } else { self.rope_shape().qkv_stride() })?,
+            latent: self.latent_scratch(weights)?,
             q: f32_rows("q", self.rope_shape().q_stride())?,
             partials: self.gpu.alloc("attention partials", partial_bytes, BufferUse::Storage)?.whole(),
-            attended: Activation::alloc(self.gpu, "attended", rows, spec.num_heads * spec.head_dim, attended)?,
+            attended: Activation::alloc(self.gpu, "attended", rows, spec.attended_dim(), attended)?,
             ffn: self.ffn_scratch(weights)?,
         })
     }
@@ -313,33 +301,6 @@ impl Builder<'_> {
         attention_shape(self.spec, self.cfg)
     }
 
-    /// Tables for the kinds of layers that the model has.
-    fn rope_tables(&self) -> Result<RopeTables, LoadError> {
-        let (spec, n) = (self.spec, self.cfg.max_model_len);
-        let num_pairs = spec.rope.rotary_dim as usize / 2 * n as usize;
-        let of = |rope: &RopeSpec| {
-            let (cos, sin) = rope::cos_sin_table(rope, n);
-            self.rope_table(&rope_table(&cos, &sin))
-        };
-        let all: Vec<Option<&RopeSpec>> = (0..spec.num_layers).map(|l| spec.rope_of(l)).collect();
-        let windowed = spec.block.windowed_rope.as_ref();
-        Ok(RopeTables {
-            all: if all.contains(&Some(&spec.rope)) { Some(of(&spec.rope)?) } else { None },
-            windowed: windowed.map(of).transpose()?,
-            // Turning by nothing is exact.
-            none: if all.contains(&None) { Some(self.rope_table(&vec![[1.0, 0.0]; num_pairs])?) } else { None },
-        })
-    }
-
-    /// Cosines and sines of every position that a sequence can reach.
-    fn rope_table(&self, pairs: &[[f32; 2]]) -> Result<BufferSlice, LoadError> {
-        let buffer = self.gpu.alloc("rope table", pairs.len() as u64 * 8, BufferUse::Storage)?;
-        let mut uploader = crate::gpu::Uploader::new(self.gpu);
-        uploader.write(&buffer.whole(), bytemuck::cast_slice(pairs))?;
-        uploader.flush()?;
-        Ok(buffer.whole())
-    }
-
     fn layer(
         &mut self,
         l: usize,
@@ -363,7 +324,11 @@ impl Builder<'_> {
             attn_norm: self.norm(weights.attn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
             qk_norm: self.heads_norm(weights, scratch)?,
-            rope: self.rope(weights, scratch, table, (&k_cache, &v_cache))?,
+            latent: self.latent_of(l, weights, scratch, table, &k_cache)?,
+            rope: match weights.latent {
+                Some(_) => None,
+                None => Some(self.rope(weights, scratch, table, (&k_cache, &v_cache))?),
+            },
             attention: self.attention(l, weights, scratch, (&k_cache, &v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
             o: self.matmul(&weights.o, &scratch.attended, (target.0, stride(hidden)), target.1)?,
@@ -379,6 +344,23 @@ impl Builder<'_> {
                 None => self.add_branch(weights.post_ffn_norm.as_ref(), scratch)?,
             },
         })
+    }
+
+    fn latent_of(
+        &mut self,
+        l: usize,
+        weights: &LayerWeights,
+        scratch: &Scratch,
+        table: &BufferSlice,
+        k_cache: &BufferSlice,
+    ) -> Result<Option<Latent>, LoadError> {
+        let (Some(spec), Some(weights), Some(own), Some(values)) =
+            (&self.spec.block.latent, &weights.latent, &scratch.latent, &scratch.attended.f32)
+        else {
+            return Ok(None);
+        };
+        let (normed, q) = (&scratch.normed, &scratch.q);
+        self.latent(spec, l == 0, weights, normed, own, table, q, k_cache, values).map(Some)
     }
 
     /// x += scale * norm(branch), where the model asks for more than a sum.
@@ -521,7 +503,10 @@ impl Builder<'_> {
     ) -> Result<Attention, LoadError> {
         let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
         // Attention writes one form; i8 from f32 is a kernel of its own.
-        let y = scratch.attended.outputs().next().ok_or(LoadError::Unsupported("attention has no reader".into()))?;
+        let own = scratch.latent.as_ref().map(|latent| RowOutput::F32(&latent.attended));
+        let y = own
+            .or(scratch.attended.outputs().next())
+            .ok_or(LoadError::Unsupported("attention has no reader".into()))?;
         let sinks = weights.sinks.as_ref().map(Buffer::whole);
         let (q, partials, sinks) = (&scratch.q, &scratch.partials, sinks.as_ref());
         let buffers = attention::Buffers { q, k_cache, v_cache, sinks, partials, y };
@@ -530,7 +515,7 @@ impl Builder<'_> {
 
     fn quantise_attended(&mut self, scratch: &Scratch) -> Result<Option<Quantise>, LoadError> {
         let (Some(x), Some(out)) = (&scratch.attended.f32, &scratch.attended.i8) else { return Ok(None) };
-        let elements = stride(self.spec.num_heads * self.spec.head_dim);
+        let elements = stride(self.spec.attended_dim());
         Ok(Some(Quantise::new(&mut self.context(), "quantise attended", x, elements, out)?))
     }
 

@@ -6,6 +6,7 @@
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, GpuError};
 use crate::kernels::canary;
 use crate::kernels::kv_layout::KvLayout;
+use crate::model::spec::ModelSpec;
 
 /// The KV pool: keys and values of each layer, and the canary's marks.
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ pub struct KvBuffers {
     pub layers: Vec<LayerKv>,
     /// Marks of the slots, when the canary is on.
     pub marks: Option<Buffer>,
+    /// Values are read from the rows of keys (latent attention).
+    is_one: bool,
 }
 
 /// One layer's keys and values.
@@ -37,19 +40,29 @@ impl Plane<'_> {
 }
 
 impl KvBuffers {
-    pub fn alloc(gpu: &Gpu, layout: KvLayout, num_layers: u32, has_canary: bool) -> Result<KvBuffers, GpuError> {
+    pub fn alloc(gpu: &Gpu, layout: KvLayout, spec: &ModelSpec, has_canary: bool) -> Result<KvBuffers, GpuError> {
         let alloc = |label: String| gpu.alloc(&label, layout.buffer_bytes(), BufferUse::Storage);
-        let layer = |l| Ok(LayerKv { k: alloc(format!("layer {l} keys"))?, v: alloc(format!("layer {l} values"))? });
-        let layers = (0..num_layers).map(layer).collect::<Result<_, GpuError>>()?;
+        let is_one = spec.block.latent.is_some();
+        let layer = |l| {
+            let k = alloc(format!("layer {l} keys"))?;
+            let v = if is_one { k.clone() } else { alloc(format!("layer {l} values"))? };
+            Ok(LayerKv { k, v })
+        };
+        let layers = (0..spec.num_layers).map(layer).collect::<Result<_, GpuError>>()?;
         let mark_bytes = u64::from(layout.num_blocks) * mark_bytes(&layout);
         let marks = has_canary.then(|| gpu.alloc("canary marks", mark_bytes, BufferUse::Storage)).transpose()?;
-        Ok(KvBuffers { layout, layers, marks })
+        Ok(KvBuffers { layout, layers, marks, is_one })
     }
 
     /// All planes, in a fixed order.
     pub fn planes(&self) -> impl Iterator<Item = Plane<'_>> {
         let block_bytes = self.layout.block_bytes();
-        let values = self.layers.iter().flat_map(|l| [&l.k, &l.v]).map(move |buffer| Plane { buffer, block_bytes });
+        let num = if self.is_one { 1 } else { 2 };
+        let values = self
+            .layers
+            .iter()
+            .flat_map(move |l| [&l.k, &l.v].into_iter().take(num))
+            .map(move |buffer| Plane { buffer, block_bytes });
         values.chain(self.marks.iter().map(|buffer| Plane { buffer, block_bytes: mark_bytes(&self.layout) }))
     }
 

@@ -6,6 +6,7 @@ use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
 use crate::kernels::stride;
 use crate::kernels::weights::{ExpertMatrix, ExpertShape, PackedMatrix};
 use crate::model::experts::{ExpertPart, ExpertSpec, MixPart};
+use crate::model::latent::LatentPart;
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
 use crate::model::{Model, TensorView, WeightForm};
 use std::borrow::Cow;
@@ -29,7 +30,9 @@ pub struct NormWeights {
 pub struct LayerWeights {
     /// `None` where the model has no such norm, here and below.
     pub attn_norm: Option<NormWeights>,
+    /// Empty where attention is latent.
     pub qkv: Vec<Part>,
+    pub latent: Option<LatentWeights>,
     /// Gains of q and k norms: f32 `[2, head_dim]`, or one for each element of q and k.
     pub qk_gains: Option<Buffer>,
     /// f32 `[num_heads]`, times log2(e).
@@ -39,6 +42,20 @@ pub struct LayerWeights {
     pub ffn_norm: Option<NormWeights>,
     pub post_ffn_norm: Option<NormWeights>,
     pub ffn: FfnWeights,
+}
+
+/// Latent attention's own.
+pub struct LatentWeights {
+    /// Where queries pass through a latent.
+    pub q_down: Option<Part>,
+    pub q_norm: Option<Buffer>,
+    pub q: Option<Part>,
+    pub kv_down: Part,
+    pub kv_norm: Buffer,
+    /// `[kv_rank, nope_dim]` of each head.
+    pub k_up: ExpertMatrix,
+    /// `[v_dim, kv_rank]` of each head.
+    pub v_up: ExpertMatrix,
 }
 
 /// What follows attention.
@@ -164,7 +181,8 @@ impl Loader<'_> {
         ];
         Ok(LayerWeights {
             attn_norm: self.norm("attention norm", WeightRole::AttnNorm(l), Some(WeightRole::AttnNormBias(l)))?,
-            qkv: self.fused("qkv", &qkv)?,
+            qkv: if spec.block.latent.is_some() { Vec::new() } else { self.fused("qkv", &qkv)? },
+            latent: if spec.block.latent.is_some() { Some(self.latent(l)?) } else { None },
             qk_gains: if spec.qk_norm == QkNorm::None { None } else { Some(self.qk_gains(l)?) },
             sinks: self.sinks(l)?,
             o: self.part("o", &[(WeightRole::O(l), Some(WeightRole::OBias(l)))], 0)?,
@@ -176,6 +194,49 @@ impl Loader<'_> {
                 None => FfnWeights::Dense(self.dense(l)?),
             },
         })
+    }
+
+    fn latent(&mut self, l: u32) -> Result<LatentWeights, LoadError> {
+        let role = |part| WeightRole::Latent(l, part);
+        let has_down = self.model.weight(role(LatentPart::QDown))?.is_some();
+        let q = if has_down { role(LatentPart::QUp) } else { WeightRole::Q(l) };
+        Ok(LatentWeights {
+            q_down: match has_down {
+                true => Some(self.part("q down", &[(role(LatentPart::QDown), None)], 0)?),
+                false => None,
+            },
+            q_norm: self.vector("q norm", role(LatentPart::QNorm))?,
+            q: Some(self.part("q", &[(q, None)], 0)?),
+            kv_down: self.part("kv down", &[(role(LatentPart::KvDown), None)], 0)?,
+            kv_norm: self
+                .vector("kv norm", role(LatentPart::KvNorm))?
+                .ok_or(LoadError::MissingWeight { role: role(LatentPart::KvNorm) })?,
+            k_up: self.of_heads("k up", l, LatentPart::KUp)?,
+            v_up: self.of_heads("v up", l, LatentPart::VUp)?,
+        })
+    }
+
+    /// A matrix of each head.
+    fn of_heads(&mut self, name: &str, l: u32, part: fn(u32) -> LatentPart) -> Result<ExpertMatrix, LoadError> {
+        let (model, label) = (self.model, format!("{}{name}", self.label));
+        let first = view(model, WeightRole::Latent(l, part(0)))?;
+        let shape = ExpertShape {
+            label: &label,
+            dtype: first.dtype,
+            num_experts: self.spec.num_heads,
+            n: first.shape[0] as u32,
+            k: first.shape[1] as u32,
+            max_plane_bytes: self.gpu.caps().max_binding_bytes,
+        };
+        let rows_of = |h| -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
+            let view = view(model, WeightRole::Latent(l, part(h)))?;
+            if view.order.is_some() {
+                let fault = format!("latents in an order of activations are not supported (tensor {})", view.name);
+                return Err(LoadError::Unsupported(fault));
+            }
+            Ok(vec![view.bytes])
+        };
+        ExpertMatrix::upload(self.gpu, &mut self.uploader, shape, rows_of)
     }
 
     fn dense(&mut self, l: u32) -> Result<DenseWeights, LoadError> {

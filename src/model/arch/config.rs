@@ -123,6 +123,15 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A whole number, 0 as well.
+    pub fn whole_number(&self, key: &str) -> Result<Option<u32>, Fault> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64().and_then(|v| u32::try_from(v).ok()) {
+            Some(number) => Ok(Some(number)),
+            None => malformed(format!("{key} must be a whole number, not {}", brief(value))),
+        }
+    }
+
     pub fn required_count(&self, key: &str) -> Result<u32, Fault> {
         match self.count(key)? {
             Some(count) => Ok(count),

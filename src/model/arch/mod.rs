@@ -5,6 +5,7 @@
 
 mod cohere;
 mod config;
+mod deepseek;
 mod falcon;
 mod gemma;
 mod gpt2;
@@ -53,7 +54,7 @@ pub struct Family {
     pub gguf_tensor: fn(&ModelSpec, WeightRole) -> Source,
 }
 
-static FAMILIES: [Family; 23] = [
+static FAMILIES: [Family; 25] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -77,6 +78,8 @@ static FAMILIES: [Family; 23] = [
     qwen_moe::QWEN2,
     qwen_moe::QWEN3,
     gpt_oss::FAMILY,
+    deepseek::V2,
+    deepseek::V3,
 ];
 
 /// The families that can be loaded, for messages.

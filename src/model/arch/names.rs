@@ -43,6 +43,8 @@ pub fn hf_name(role: WeightRole) -> String {
         UpBias(l) => (l, "mlp.up_proj.bias"),
         DownBias(l) => (l, "mlp.down_proj.bias"),
         Mix(l, part) => (l, hf_mix(part)),
+        // Named by their families.
+        Latent(l, _) => (l, "self_attn.latent"),
         Expert(l, e, part) => return format!("model.layers.{l}.mlp.experts.{e}.{}", hf_expert(part)),
     };
     format!("model.layers.{layer}.{part}")
@@ -143,6 +145,7 @@ pub fn gguf_name(role: WeightRole) -> String {
         UpBias(l) => (l, "ffn_up.bias"),
         DownBias(l) => (l, "ffn_down.bias"),
         Mix(l, part) => (l, gguf_mix(part)),
+        Latent(l, _) => (l, "attn_latent"),
         Expert(l, _, part) => (l, gguf_expert(part)),
     };
     format!("blk.{layer}.{part}")

@@ -34,6 +34,11 @@ pub enum Part {
         from: u64,
         take: u64,
     },
+    /// Rows `from..` of a tensor with `of` rows, as many as the role has columns, turned into its columns.
+    TransposedRows {
+        from: u64,
+        of: u64,
+    },
     /// One of `of` experts that lie one after the other.
     Expert {
         expert: u64,
@@ -69,6 +74,7 @@ impl Source {
         match self.part {
             Part::Whole => {}
             Part::Rows { of, .. } => stored[0] = of,
+            Part::TransposedRows { of, .. } => stored = vec![of, shape[0]],
             Part::Columns { of, .. } if shape.len() == 2 => stored = vec![shape[1], of],
             Part::Columns { of, .. } => stored[0] = of,
             Part::Every { period, take, .. } => stored[0] = shape[0] / take * period,
@@ -93,6 +99,10 @@ impl Source {
             Part::Columns { from, of } if shape.len() == 2 => transposed(dtype, bytes, shape, (from, of, 1)),
             Part::Rows { from, .. } | Part::Columns { from, .. } => {
                 Ok(Cow::Borrowed(&bytes[row_bytes(from)?..row_bytes(from + shape[0])?]))
+            }
+            Part::TransposedRows { from, .. } => {
+                let start = dtype.bytes(shape[0]).unwrap_or(0) as usize * from as usize;
+                transposed(dtype, &bytes[start..], shape, (0, shape[0], 1))
             }
             Part::Every { period, from, take } => {
                 let mut out = Vec::with_capacity(row_bytes(shape[0])?);
@@ -164,6 +174,8 @@ mod tests {
         check(Part::Columns { from: 1, of: 4 }, &stored, &[2, 2], &[2, 4], &[1.0, 5.0, 2.0, 6.0]);
         check(Part::Columns { from: 1, of: 8 }, &stored, &[2], &[8], &[1.0, 2.0]);
         check(Part::Every { period: 2, from: 1, take: 1 }, &stored, &[2, 2], &[4, 2], &[2.0, 3.0, 6.0, 7.0]);
+        let turned = Part::TransposedRows { from: 2, of: 4 };
+        check(turned, &stored, &[2, 2], &[4, 2], &[4.0, 6.0, 5.0, 7.0]);
         let expert = |layout| Part::Expert { expert: 1, of: 2, layout };
         check(expert(ExpertLayout::Rows), &stored, &[2, 2], &[2, 2, 2], &[4.0, 5.0, 6.0, 7.0]);
         let odd = ExpertLayout::Columns { from: 1, step: 2 };

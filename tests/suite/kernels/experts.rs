@@ -175,6 +175,7 @@ impl Case<'_> {
             layout,
             work: &work,
             pairs_per_row: self.pairs_per_row as u32,
+            x_stride: None,
             y: &y_all,
             y_stride: y_stride as u32,
             y_offset: offset as u32,

@@ -6,6 +6,7 @@ mod experts;
 mod gpu;
 pub mod harness;
 mod heads_norm;
+mod latent_write;
 mod mask;
 mod matmul;
 mod rope_kv_write;

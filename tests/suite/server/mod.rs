@@ -5,8 +5,10 @@ mod errors;
 mod lifecycle;
 mod logprobs;
 mod observe;
+mod other_apis;
 mod streams;
 mod structured;
+mod tools;
 
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
