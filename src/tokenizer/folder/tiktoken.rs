@@ -58,7 +58,7 @@ fn merges(tokens: &[Vec<u8>]) -> Vec<(&[u8], &[u8])> {
 /// Base64 with padding; `None` for anything else.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let digits = text.trim_end_matches('=');
-    if text.len() % 4 != 0 || text.len() - digits.len() > 2 {
+    if !text.len().is_multiple_of(4) || text.len() - digits.len() > 2 {
         return None;
     }
     let mut out = Vec::with_capacity(digits.len() * 3 / 4);
