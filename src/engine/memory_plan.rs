@@ -140,8 +140,8 @@ pub fn weights_bytes(model: &Model) -> Result<u64, ModelError> {
     let spec = model.spec();
     let mut dtypes: Vec<(WeightRole, DType)> = Vec::new();
     for role in spec.roles() {
-        if let Some(view) = model.weight(role)? {
-            dtypes.push((role, view.dtype));
+        if let Some(form) = model.weight_form(role)? {
+            dtypes.push((role, form.dtype));
         }
     }
     // Roles without a tensor have no shape either and count nothing, whatever their type.

@@ -4,6 +4,7 @@ use super::loader::LoadFailure;
 use crate::ids::TokenId;
 use crate::model::gguf::GgufFile;
 use crate::model::{Model, ModelError, files};
+use crate::tokenizer::folder::{self, FolderVocab};
 use crate::tokenizer::{ChatTemplate, GgufVocab, HfTokenizerFiles, Tokenizer};
 use serde_json::Value;
 use std::path::Path;
@@ -24,7 +25,10 @@ pub fn read(model: &Model) -> Result<TextSide, LoadFailure> {
     let path = &model.info().path;
     let tokenizer = match (model.gguf(), model.folder()) {
         (Some(file), _) => Tokenizer::from_gguf(gguf_vocab(file)?),
-        (None, Some(folder)) => Tokenizer::from_hf(hf_files(folder)?),
+        (None, Some(folder)) => match hf_files(folder)? {
+            Some(files) => Tokenizer::from_hf(files),
+            None => Tokenizer::from_gguf(folder_vocab(folder, &model.spec().arch)?),
+        },
         (None, None) => return Err(LoadFailure::model("the model has no tokenizer", path)),
     };
     let tokenizer = tokenizer.map_err(|e| LoadFailure::model(e, path))?;
@@ -48,15 +52,35 @@ pub fn read(model: &Model) -> Result<TextSide, LoadFailure> {
     Ok(TextSide { tokenizer: Arc::new(tokenizer), template, eos_token_ids, template_fault })
 }
 
-fn hf_files(folder: &Path) -> Result<HfTokenizerFiles, LoadFailure> {
-    let tokenizer_json = files::read_text(&folder.join("tokenizer.json"))?.ok_or_else(|| {
-        LoadFailure::model("the folder has no tokenizer.json", folder)
-            .with_fix("download the model again with all its files; tokenizer.model alone is not supported")
-    })?;
-    Ok(HfTokenizerFiles {
-        tokenizer_json: tokenizer_json.into_bytes(),
+/// `None` when the folder has no `tokenizer.json`.
+fn hf_files(folder: &Path) -> Result<Option<HfTokenizerFiles>, LoadFailure> {
+    let path = folder.join("tokenizer.json");
+    let Some(tokenizer_json) = files::read_bytes(&path, files::MAX_TOKENIZER_BYTES)? else { return Ok(None) };
+    Ok(Some(HfTokenizerFiles {
+        tokenizer_json,
         tokenizer_config: object(folder, "tokenizer_config.json")?,
         special_tokens_map: object(folder, "special_tokens_map.json")?,
+    }))
+}
+
+/// The vocabulary of a folder with older tokenizer files.
+fn folder_vocab(folder: &Path, model_type: &str) -> Result<GgufVocab, LoadFailure> {
+    let bytes = |name: &str| files::read_bytes(&folder.join(name), files::MAX_TOKENIZER_BYTES);
+    let vocab = folder::read(FolderVocab {
+        tokenizer_model: bytes("tokenizer.model")?,
+        tiktoken: match bytes("tiktoken.model")? {
+            Some(ranks) => Some(ranks),
+            None => bytes("qwen.tiktoken")?,
+        },
+        vocab_json: files::read_json_object(&folder.join("vocab.json"))?,
+        merges: files::read_text(&folder.join("merges.txt"))?,
+        tokenizer_config: object(folder, "tokenizer_config.json")?,
+        added_tokens: object(folder, "added_tokens.json")?,
+        model_type: model_type.to_owned(),
+    });
+    vocab.map_err(|e| LoadFailure::model(e, folder))?.ok_or_else(|| {
+        LoadFailure::model("the folder has no tokenizer.json, and no tokenizer.model or vocab.json either", folder)
+            .with_fix("download the model again with all its files")
     })
 }
 

@@ -40,6 +40,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "embed"
     "expert_pairs"
     "fill"
+    "gather"
     "heads_norm"
     "latent_write"
     "logit_cap"

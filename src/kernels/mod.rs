@@ -10,6 +10,7 @@
 //! | [`expert_matmul`] | products in which each row has its own expert |
 //! | [`combine`] | what experts computed joins the hidden state |
 //! | [`quantise`] | f32 rows to i8 |
+//! | [`gather`] | f32 rows in another order, f32 or quantised |
 //! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
 //! | [`measure`] | how fast products are on this adapter |
 //! | [`context`] | what every kernel is built from |
@@ -58,6 +59,7 @@ pub mod copy_blocks;
 pub mod embed;
 pub mod expert_matmul;
 pub mod expert_pairs;
+pub mod gather;
 pub mod heads_norm;
 pub mod kv_layout;
 pub mod latent_write;

@@ -7,8 +7,8 @@ use super::matmul::{Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
-    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, heads_norm, latent_write, logit_cap,
-    logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
+    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
+    logit_cap, logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::gpu::texels::TEXEL_LANES;
@@ -93,6 +93,7 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend([false, true].map(|is_quantised| ("gather".into(), gather::defines(class, is_quantised))));
     found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
     for is_quantised in [false, true] {

@@ -32,6 +32,8 @@ pub struct PackedMatrix {
     pub format: Format,
     pub n: u32,
     pub k: u32,
+    /// Column j belongs to input `order[j]` (u32 `[k]`); `None` where they are in order.
+    pub order: Option<BufferSlice>,
     /// Ascending rows; all but the last have the same number, a multiple of 64.
     pub slices: Vec<PackedSlice>,
 }
@@ -87,7 +89,7 @@ impl PackedMatrix {
             let upload = if format.is_texels() { upload_texels } else { upload_slice };
             slices.push(upload(gpu, uploader, label, format, k, first_row, rows)?);
         }
-        Ok(PackedMatrix { label: label.into(), format, n: rows.len() as u32, k, slices })
+        Ok(PackedMatrix { label: label.into(), format, n: rows.len() as u32, k, order: None, slices })
     }
 
     /// Bytes on the GPU.

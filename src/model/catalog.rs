@@ -3,10 +3,11 @@
 //! Guarantees: only headers are read, nothing is written, walks are bounded in depth and number and follow no loop. A
 //! model that cannot run is listed with the reason. The environment comes in as [`CatalogEnv`]: nothing is looked up here.
 
-use super::checkpoint::{Model, folder_name, split_of_name};
+use super::checkpoint::{Model, folder_name};
 use super::error::ModelError;
 use super::files::{read_json_object, read_text};
 use super::hub::DEFAULT_MODEL;
+use super::location::split_of_name;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashSet;

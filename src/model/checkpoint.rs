@@ -7,10 +7,12 @@
 use super::arch::source::Source;
 use super::arch::{self, Family};
 use super::dtype::DType;
-use super::error::ModelError;
+use super::error::{Fault, ModelError};
 use super::files::read_json_object;
 use super::gguf::GgufFile;
 use super::gguf_types::file_type_label;
+use super::location::{Location, locate, open_parts};
+use super::packed::{self, Packed, Scheme};
 use super::quant::{QuantError, dequantize, first_non_finite_block};
 use super::safetensors::SafetensorsSet;
 use super::sidecar::{self, GenerationDefaults, NamedTemplate};
@@ -18,6 +20,7 @@ use super::spec::{ModelSpec, WeightRole};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A tensor of a checkpoint, in place.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +34,8 @@ pub struct TensorView<'a> {
     pub bytes: Cow<'a, [u8]>,
     /// Added to each element when it is read as floats.
     pub add: f32,
+    /// Column j of `bytes` belongs to input `order[j]`; `None` where they are in order.
+    pub order: Option<Arc<[u32]>>,
 }
 
 impl TensorView<'_> {
@@ -38,6 +43,13 @@ impl TensorView<'_> {
     pub fn to_f32(&self) -> Result<Vec<f32>, QuantError> {
         let mut out = vec![0.0; self.shape.iter().product::<u64>() as usize];
         dequantize(self.dtype, &self.bytes, &mut out)?;
+        if let Some(order) = &self.order {
+            let mut row = vec![0.0; order.len()];
+            for out in out.chunks_exact_mut(order.len()) {
+                out.iter().zip(order.iter()).for_each(|(v, &input)| row[input as usize] = *v);
+                out.copy_from_slice(&row);
+            }
+        }
         if self.add != 0.0 {
             out.iter_mut().for_each(|v| *v += self.add);
         }
@@ -97,6 +109,7 @@ pub(crate) enum Store {
     Folder {
         folder: PathBuf,
         weights: SafetensorsSet,
+        scheme: Option<Scheme>,
     },
 }
 
@@ -128,6 +141,7 @@ impl Model {
             return Err(ModelError::not_found(folder, "the folder has no config.json"));
         };
         let (family, mut spec) = arch::from_config(&config).map_err(|fault| fault.at(&config_path))?;
+        let scheme = Scheme::read(&config).map_err(|fault| fault.at(&config_path))?;
         spec.validate().map_err(|fault| ModelError::malformed(&config_path, fault))?;
         let mut warnings = Vec::new();
         let defaults = sidecar::generation_defaults(folder, &mut warnings)?;
@@ -138,9 +152,18 @@ impl Model {
         }
         drop_foreign_tokens(&mut spec, &mut warnings);
         let weights = SafetensorsSet::open(folder)?;
-        let store = Store::Folder { folder: folder.to_owned(), weights };
-        let info = make_info(folder_name(folder), folder, ModelFormat::Safetensors, &store, &spec, None);
-        Model { store, family, spec, info, defaults, warnings }.checked()
+        let label = scheme.as_ref().map(Scheme::label);
+        let store = Store::Folder { folder: folder.to_owned(), weights, scheme };
+        let mut info =
+            make_info(folder_name(folder), folder, ModelFormat::Safetensors, &store, &spec, label.as_deref());
+        if label.is_some() {
+            // Elements of packed tensors are words, not weights.
+            let shapes = spec.roles().filter_map(|role| role.shape(&spec));
+            info.num_params = shapes.map(|shape| shape.iter().product::<u64>()).fold(0, u64::saturating_add);
+        }
+        let model = Model { store, family, spec, info, defaults, warnings }.checked()?;
+        model.check_scheme(&config_path)?;
+        Ok(model)
     }
 
     fn checked(self) -> Result<Model, ModelError> {
@@ -167,10 +190,28 @@ impl Model {
     /// The tensor for `role`; `None` when the model has no such tensor (the head of a tied model, a bias).
     pub fn weight(&self, role: WeightRole) -> Result<Option<TensorView<'_>>, ModelError> {
         let Some(located) = self.locate_role(role)? else { return Ok(None) };
-        let Located { source, dtype, shape, file, bytes } = located;
+        let Located { source, dtype, shape, file, data } = located;
         let name = source.name.clone();
-        let bytes = source.cut(dtype, bytes, &shape).map_err(|fault| fault.in_tensor(&name).at(file))?;
-        Ok(Some(TensorView { name: Cow::Owned(name), dtype, shape, bytes, add: source.add }))
+        let at = |fault: Fault| fault.in_tensor(&name).at(file);
+        let (bytes, order) = match data {
+            Data::Plain(bytes) => (source.cut(dtype, bytes, &shape).map_err(at)?, None),
+            Data::Packed(packed) => {
+                let bytes = packed.bytes();
+                let cut = source.cut(dtype, &bytes, &shape).map_err(at)?.into_owned();
+                (Cow::Owned(cut), packed.order)
+            }
+        };
+        Ok(Some(TensorView { name: Cow::Owned(name), dtype, shape, bytes, add: source.add, order }))
+    }
+
+    /// As [`Model::weight`], without the bytes: what they will be.
+    pub fn weight_form(&self, role: WeightRole) -> Result<Option<WeightForm>, ModelError> {
+        let located = self.locate_role(role)?;
+        Ok(located.map(|l| WeightForm {
+            dtype: l.dtype,
+            shape: l.shape,
+            order: if let Data::Packed(packed) = l.data { packed.order } else { None },
+        }))
     }
 
     /// The tensor for `role`, checked but not read.
@@ -178,10 +219,14 @@ impl Model {
         let Some(shape) = role.shape(&self.spec) else { return Ok(None) };
         let source = self.source(role);
         let name = source.name.clone();
+        let stored_shape = source.stored_shape(&shape);
+        if let Some((file, packed)) = self.store.find_packed(&name, &stored_shape)? {
+            let dtype = packed.dtype;
+            return Ok(Some(Located { source, dtype, shape, file, data: Data::Packed(packed) }));
+        }
         let Some(tensor) = self.store.find(&name) else {
             return Err(ModelError::malformed(&self.info.path, format!("tensor {name} is missing")));
         };
-        let stored_shape = source.stored_shape(&shape);
         // A matrix of one row may be stored as a vector.
         let is_row = stored_shape[0] == 1 && tensor.shape[..] == stored_shape[1..];
         if tensor.shape != stored_shape && !is_row {
@@ -191,13 +236,31 @@ impl Model {
         let plain = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         match tensor.dtype {
             Some(dtype) if plain(dtype) || !role.is_vector() => {
-                Ok(Some(Located { source, dtype, shape, file: tensor.file, bytes: tensor.bytes }))
+                Ok(Some(Located { source, dtype, shape, file: tensor.file, data: Data::Plain(tensor.bytes) }))
             }
             _ => {
                 let fault = format!("tensor {name} has type {}, which is not supported", tensor.type_name);
                 Err(ModelError::unsupported(tensor.file, fault))
             }
         }
+    }
+
+    /// Refuses a folder that names a quantisation and has no tensor of it.
+    fn check_scheme(&self, config_path: &Path) -> Result<(), ModelError> {
+        let Store::Folder { scheme: Some(scheme), .. } = &self.store else { return Ok(()) };
+        for role in self.spec.roles().filter(|role| !role.is_vector()) {
+            if let Some(Located { data: Data::Packed(_), .. }) = self.locate_role(role)? {
+                return Ok(());
+            }
+        }
+        if !scheme.must_quantise() {
+            return Ok(());
+        }
+        let name = self.source(WeightRole::O(0)).name;
+        let tensor = packed::expected_tensor(scheme, name.strip_suffix(".weight").unwrap_or(&name));
+        let label = scheme.label();
+        let fault = format!("the config says {label}, but the folder has no such weights (tensor {tensor} is missing)");
+        Err(ModelError::malformed(config_path, fault))
     }
 
     /// Checks that every needed tensor is there with the right shape and a supported type. Done by [`Model::open`].
@@ -276,6 +339,13 @@ impl Model {
 }
 
 impl Store {
+    /// The quantised matrix that stands for the tensor `name` of this shape, with its file.
+    fn find_packed<'a>(&'a self, name: &str, shape: &[u64]) -> Result<Option<(&'a Path, Packed<'a>)>, ModelError> {
+        let Store::Folder { folder, weights, scheme: Some(scheme) } = self else { return Ok(None) };
+        let (Some(stem), [n, k]) = (name.strip_suffix(".weight"), shape) else { return Ok(None) };
+        Ok(packed::find(scheme, weights, stem, [*n, *k])?.map(|packed| (folder.as_path(), packed)))
+    }
+
     fn find(&self, name: &str) -> Option<Found<'_>> {
         match self {
             Store::Gguf(parts) => parts.iter().find_map(|part| {
@@ -347,7 +417,20 @@ struct Located<'a> {
     shape: Vec<u64>,
     file: &'a Path,
     /// Of the stored tensor.
-    bytes: &'a [u8],
+    data: Data<'a>,
+}
+
+enum Data<'a> {
+    Plain(&'a [u8]),
+    Packed(Packed<'a>),
+}
+
+/// A tensor without its bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightForm {
+    pub dtype: DType,
+    pub shape: Vec<u64>,
+    pub order: Option<Arc<[u32]>>,
 }
 
 struct Found<'a> {
@@ -356,108 +439,6 @@ struct Found<'a> {
     type_name: &'a str,
     shape: &'a [u64],
     bytes: &'a [u8],
-}
-
-/// What a path turned out to be.
-pub(crate) enum Location {
-    Gguf(PathBuf),
-    Folder(PathBuf),
-}
-
-/// Finds the model that `path` means, without reading it.
-pub(crate) fn locate(path: &Path) -> Result<Location, ModelError> {
-    let meta = match std::fs::metadata(path) {
-        Ok(meta) => meta,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(ModelError::not_found(path, "there is no such file or folder"));
-        }
-        Err(e) => return Err(ModelError::io(path, e)),
-    };
-    if !meta.is_dir() {
-        return Ok(Location::Gguf(path.to_owned()));
-    }
-    if path.join("config.json").exists() {
-        return Ok(Location::Folder(path.to_owned()));
-    }
-    let mut candidates = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(|e| ModelError::io(path, e))? {
-        let file = entry.map_err(|e| ModelError::io(path, e))?.path();
-        let is_gguf = file.extension().is_some_and(|x| x.eq_ignore_ascii_case("gguf"));
-        if is_gguf && split_of_name(&file).is_none_or(|(_, no, _)| no == 1) {
-            candidates.push(file);
-        }
-    }
-    candidates.sort();
-    match candidates.as_slice() {
-        [one] => Ok(Location::Gguf(one.clone())),
-        [] => Err(ModelError::not_found(path, "the folder has neither a config.json nor a .gguf file")),
-        many => {
-            let fault = format!("the folder has {} GGUF models; name one of them", many.len());
-            Err(ModelError::not_found(path, fault))
-        }
-    }
-}
-
-/// Splits `PREFIX-00001-of-00003.gguf` into prefix, number and count.
-pub(crate) fn split_of_name(path: &Path) -> Option<(String, u32, u32)> {
-    let name = path.file_name()?.to_str()?;
-    let stem = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".GGUF"))?;
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (prefix, number) = rest.rsplit_once('-')?;
-    let five_digits = |s: &str| (s.len() == 5).then(|| s.parse::<u32>().ok()).flatten();
-    Some((prefix.to_owned(), five_digits(number)?, five_digits(count)?))
-}
-
-/// Opens a GGUF file and, when it is the first of a split model, the other parts beside it.
-pub(crate) fn open_parts(path: &Path) -> Result<Vec<GgufFile>, ModelError> {
-    let first = GgufFile::open(path)?;
-    let count = first.u32("split.count")?.unwrap_or(1);
-    if count <= 1 {
-        return Ok(vec![first]);
-    }
-    let number = first.u32("split.no")?.unwrap_or(0);
-    if number != 0 {
-        let fault = format!("this is part {} of {count} of a split model; open the first part", number + 1);
-        return Err(ModelError::malformed(path, fault));
-    }
-    let Some((prefix, 1, named_count)) = split_of_name(path).filter(|(_, _, n)| *n == count) else {
-        let fault = format!("split.count is {count}, but the file name does not end in -00001-of-{count:05}.gguf");
-        return Err(ModelError::malformed(path, fault));
-    };
-    let mut parts = vec![first];
-    for number in 2..=named_count {
-        let name = format!("{prefix}-{number:05}-of-{count:05}.gguf");
-        let part_path = path.with_file_name(&name);
-        if !part_path.exists() {
-            return Err(ModelError::malformed(
-                path,
-                format!("part {number} of {count} of the model is missing: {name}"),
-            ));
-        }
-        let part = GgufFile::open(&part_path)?;
-        if part.u32("split.no")? != Some(number - 1) || part.u32("split.count")? != Some(count) {
-            return Err(ModelError::malformed(&part_path, format!("the file is not part {number} of {count}")));
-        }
-        parts.push(part);
-    }
-    check_parts(path, &parts)?;
-    Ok(parts)
-}
-
-fn check_parts(path: &Path, parts: &[GgufFile]) -> Result<(), ModelError> {
-    let mut names = std::collections::HashSet::new();
-    for part in parts {
-        if let Some(twice) = part.tensors().iter().find(|t| !names.insert(t.name.as_str())) {
-            return Err(ModelError::malformed(part.path(), format!("tensor {} is in another part too", twice.name)));
-        }
-    }
-    match parts[0].u32("split.tensors.count")? {
-        Some(count) if count as usize != names.len() => {
-            let fault = format!("split.tensors.count is {count}, but the parts hold {} tensors", names.len());
-            Err(ModelError::malformed(path, fault))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Removes token ids that the vocabulary does not have: such a token can never be drawn, so the model still runs.

@@ -26,17 +26,26 @@ pub fn map_file(path: &Path) -> Result<Mmap, ModelError> {
     unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))
 }
 
-/// Reads a text file of at most [`MAX_SMALL_FILE_BYTES`]; `None` when there is no such file.
-pub fn read_text(path: &Path) -> Result<Option<String>, ModelError> {
+/// Largest tokenizer file that is read: those of vocabularies of 262,144 tokens have 33 MB.
+pub const MAX_TOKENIZER_BYTES: u64 = 96 << 20;
+
+/// Reads a file of at most `limit` bytes; `None` when there is no such file.
+pub fn read_bytes(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     if !path.exists() {
         return Ok(None);
     }
     let mut bytes = Vec::new();
     let file = open_regular(path)?;
-    file.take(MAX_SMALL_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| ModelError::io(path, e))?;
-    if bytes.len() as u64 > MAX_SMALL_FILE_BYTES {
-        return Err(ModelError::malformed(path, format!("the file is larger than {MAX_SMALL_FILE_BYTES} bytes")));
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| ModelError::io(path, e))?;
+    if bytes.len() as u64 > limit {
+        return Err(ModelError::malformed(path, format!("the file is larger than {limit} bytes")));
     }
+    Ok(Some(bytes))
+}
+
+/// Reads a text file of at most [`MAX_SMALL_FILE_BYTES`]; `None` when there is no such file.
+pub fn read_text(path: &Path) -> Result<Option<String>, ModelError> {
+    let Some(bytes) = read_bytes(path, MAX_SMALL_FILE_BYTES)? else { return Ok(None) };
     match String::from_utf8(bytes) {
         Ok(text) => Ok(Some(text)),
         Err(_) => Err(ModelError::malformed(path, "the file is not UTF-8 text")),

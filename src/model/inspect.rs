@@ -1,9 +1,10 @@
 //! What is in a checkpoint, also in one that cannot be run: header facts for a person or a script.
 
-use super::checkpoint::{Location, TensorFacts, locate, open_parts};
+use super::checkpoint::TensorFacts;
 use super::error::ModelError;
 use super::files::read_json_object;
 use super::gguf::{GgufFile, GgufValue};
+use super::location::{Location, locate, open_parts};
 use super::safetensors::SafetensorsSet;
 use serde::Serialize;
 use serde_json::{Map, Value, json};

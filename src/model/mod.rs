@@ -21,11 +21,13 @@ pub mod groups;
 pub mod hub;
 pub mod inspect;
 pub mod latent;
+mod location;
+pub mod packed;
 pub mod quant;
 pub mod rope;
 pub mod safetensors;
 pub mod sidecar;
 pub mod spec;
 
-pub use checkpoint::{Model, ModelFormat, ModelInfo, TensorFacts, TensorView};
+pub use checkpoint::{Model, ModelFormat, ModelInfo, TensorFacts, TensorView, WeightForm};
 pub use error::ModelError;

@@ -1,14 +1,15 @@
 //! Text to tokens and back: encoding, GGUF vocabularies, chat templates, incremental detokenizing.
 //!
 //! Guarantees: encoding gives the ids of Hugging Face tokenizers for a `tokenizer.json` and those of llama.cpp for a
-//! GGUF vocabulary; decoding is the concatenation of each token's bytes, read as UTF-8, so that U+FFFD appears only
+//! GGUF vocabulary, a SentencePiece model or tiktoken ranks; decoding is the concatenation of each token's bytes, read as UTF-8, so that U+FFFD appears only
 //! where tokens really encode invalid bytes; broken files end in a [`TokenizerError`] that names the field.
-//! It does not attempt word-piece and RWKV vocabularies, truncation or padding.
+//! It does not attempt unigram, word-piece and RWKV vocabularies, truncation or padding.
 //!
 //! A [`Tokenizer`] is immutable and shared between threads; a [`Detokenizer`] belongs to one stream of tokens.
 
 pub mod chat_template;
 mod detokenizer;
+pub mod folder;
 mod gguf;
 mod hf;
 mod pre_types;

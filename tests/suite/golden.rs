@@ -51,6 +51,10 @@ const FAMILIES: [&str; 16] = [
 const TYPES: [&str; 13] =
     ["bf16", "f16", "iq4_nl", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"];
 
+/// Folders under `quant/`.
+const QUANTISED: [&str; 6] =
+    ["awq_4bit_g32", "ct_w4a16_g32", "ct_w8a16_channel", "gptq_4bit_g32", "gptq_4bit_g32_actorder", "gptq_8bit_g32"];
+
 /// A model with its reference.
 struct Case {
     name: String,
@@ -124,7 +128,8 @@ fn cases() -> Vec<Case> {
     let tiny = FAMILIES.iter().filter_map(|name| case(&root, "tiny", name));
     let gguf = TYPES.iter().filter_map(|name| case(&root, "gguf", name));
     let families = family_folders().into_iter().filter_map(|name| case(&core_fixtures(), "families", &name));
-    tiny.chain(gguf).chain(families).collect()
+    let quant = QUANTISED.iter().filter_map(|name| case(&root, "quant", name));
+    tiny.chain(gguf).chain(families).chain(quant).collect()
 }
 
 /// Names of the small checkpoints that only the core fixtures have.

@@ -13,6 +13,7 @@ mod malformed;
 mod metamorphic;
 mod models;
 mod noop_device;
+mod quantised;
 mod queue_sim;
 mod recording;
 mod sampling;

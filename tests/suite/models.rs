@@ -215,15 +215,6 @@ fn unsupported_families_are_refused_by_name() {
 }
 
 #[test]
-fn quantised_folders_are_refused_by_their_method() {
-    let Some(full) = full_fixtures() else { return };
-    for folder in folders(&full.join("quant")) {
-        let text = Model::open(&folder).expect_err("not supported").to_string();
-        assert!(text.contains("quantization method `"), "{text}");
-    }
-}
-
-#[test]
 fn every_gguf_opens_with_the_same_facts_whatever_its_type() {
     let mut labels = Vec::new();
     for folder in folders(&fixtures().join("gguf")) {

@@ -8,8 +8,8 @@ use kvasir::gpu::pipeline::{BindingKind, Reflection, reflect};
 use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
-    attention, attention_work, combine, copy_blocks, embed, expert_pairs, heads_norm, latent_write, logit_cap, matmul,
-    mlp, norm, quantise, rope_kv_write, route, sample, step_meta, variants,
+    attention, attention_work, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write, logit_cap,
+    matmul, mlp, norm, quantise, rope_kv_write, route, sample, step_meta, variants,
 };
 
 struct Variant {
@@ -138,6 +138,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("matmul_f32", product()),
         ("matmul_i8", product()),
         ("norm", mirror!(norm::Params: k stride eps scale)),
+        ("gather", mirror!(gather::Params: stride counts_logits)),
         ("quantise", mirror!(quantise::Params: stride)),
         ("heads_norm", mirror!(heads_norm::Params: q_len k_len num_q num_segments stride eps)),
         ("latent_write", mirror!(latent_write::Params: num_heads raw_q_stride raw_kv_stride q_stride q_scale eps)),

@@ -1,5 +1,6 @@
 //! Token ids and decoded text against the reference fixtures, exactly; streaming; broken files and templates beside it.
 
+mod folders;
 mod gguf_metadata;
 mod malformed;
 mod templates;
@@ -81,24 +82,29 @@ fn gguf_vocabulary_gives_the_ids_and_texts_of_its_hugging_face_original() {
     assert!(checked >= 3, "only {checked} files found");
 }
 
+/// Texts and their ids, from the files beside a vocabulary.
+fn vectors(file: &Path) -> Vec<(String, Vec<u32>)> {
+    let beside = |extension: &str| {
+        let path = file.with_extension(format!("gguf.{extension}"));
+        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    };
+    let (texts, ids) = (beside("inp"), beside("out"));
+    let mut texts: Vec<String> = texts.split("\n__ggml_vocab_test__\n").map(str::to_owned).collect();
+    assert_eq!(texts.pop().as_deref(), Some(""), "the last text is followed by the mark");
+    let ids = ids.lines().map(|ids| ids.split_whitespace().map(|id| id.parse().expect("an id")).collect());
+    let ids: Vec<Vec<u32>> = ids.collect();
+    assert_eq!(texts.len(), ids.len(), "{}", file.display());
+    texts.into_iter().zip(ids).collect()
+}
+
 #[test]
 fn gguf_vocabularies_give_llama_cpps_ids() {
     let Some(root) = full_fixtures() else { return };
     let mut checked = 0;
     for file in files_with_extension(&root.join("tokenizers"), "gguf") {
         let tokenizer = Arc::new(Tokenizer::from_gguf(gguf_metadata::vocab(&file)).expect("a valid vocabulary"));
-        let beside = |extension: &str| {
-            let path = file.with_extension(format!("gguf.{extension}"));
-            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-        };
-        let (texts, ids) = (beside("inp"), beside("out"));
-        let mut texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
-        assert_eq!(texts.pop(), Some(""), "the last text is followed by the mark");
-        let ids: Vec<&str> = ids.lines().collect();
-        assert_eq!(texts.len(), ids.len(), "{}", file.display());
-        for (text, ids) in texts.into_iter().zip(ids) {
-            let expected: Vec<u32> = ids.split_whitespace().map(|id| id.parse().expect("an id")).collect();
-            let found = tokenizer.encode_plain(text).expect("encodable");
+        for (text, expected) in vectors(&file) {
+            let found = tokenizer.encode_plain(&text).expect("encodable");
             assert_eq!(found, expected, "{}: {text:?}", file.display());
             assert_eq!(tokenizer.decode(&found, false), text, "{}: back to text", file.display());
             assert_eq!(streamed(&tokenizer, &found, false), text, "{}: streamed", file.display());

@@ -3,12 +3,12 @@
 use super::super::LoadError;
 use super::activation::{Activation, Forms};
 use super::forward::Builder;
+use super::product::Product;
 use super::weights::{DenseWeights, ExpertPartWeights, ExpertWeights, FfnWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, GpuError, Recording};
 use crate::kernels::combine::{self, Combine};
 use crate::kernels::expert_matmul::{self, ExpertMatmul};
 use crate::kernels::expert_pairs::{ExpertPairs, Layout};
-use crate::kernels::matmul::Matmul;
 use crate::kernels::mlp::Mlp;
 use crate::kernels::route::{self, Route};
 use crate::kernels::stride;
@@ -22,14 +22,14 @@ pub(super) enum Ffn {
 }
 
 pub(super) struct Dense {
-    gate_up: Vec<Matmul>,
+    gate_up: Vec<Product>,
     mlp: Vec<Mlp>,
-    down: Matmul,
+    down: Product,
 }
 
 pub(super) struct Experts {
     /// Also what mixes the shared expert in.
-    router: Vec<Matmul>,
+    router: Vec<Product>,
     route: Route,
     pairs: ExpertPairs,
     gate_up: Vec<ExpertMatmul>,
@@ -99,10 +99,10 @@ impl FfnWeights {
     /// The matrices that read the normed hidden state.
     pub(super) fn input_forms(&self, b: &Builder<'_>) -> Vec<Forms> {
         match self {
-            FfnWeights::Dense(dense) => dense.gate_up.iter().map(|p| b.forms(p.matrix.format)).collect(),
+            FfnWeights::Dense(dense) => dense.gate_up.iter().map(|p| b.input_forms(&p.matrix)).collect(),
             FfnWeights::Experts(experts) => {
                 let shared = experts.shared.iter().flat_map(|shared| &shared.gate_up);
-                let plain = experts.router.iter().chain(shared).map(|p| b.forms(p.matrix.format));
+                let plain = experts.router.iter().chain(shared).map(|p| b.input_forms(&p.matrix));
                 plain.chain(experts.gate_up.iter().map(|p| b.forms(p.matrix.format))).collect()
             }
         }
@@ -130,7 +130,7 @@ impl Builder<'_> {
         size: u32,
         layers: impl Iterator<Item = &'w DenseWeights>,
     ) -> Result<Option<DenseScratch>, LoadError> {
-        let Some(forms) = layers.map(|l| self.forms(l.down.matrix.format)).reduce(Forms::union) else {
+        let Some(forms) = layers.map(|l| self.input_forms(&l.down.matrix)).reduce(Forms::union) else {
             return Ok(None);
         };
         let rows = self.cfg.max_tokens_per_step;

@@ -7,6 +7,8 @@ use super::activation::{Activation, Forms};
 use super::ffn::{Ffn, FfnScratch};
 use super::kv_buffers::KvBuffers;
 use super::latents::{Latent, LatentScratch};
+use super::product::{Product, Reordered};
+use super::shapes::{attention_shape, kv_layout, norm_buffers, norm_kind};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
@@ -14,13 +16,13 @@ use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount, RowOutput};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
+use crate::kernels::gather::Gather;
 use crate::kernels::heads_norm::{self, HeadsNorm};
-use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::logit_cap::{self, LogitCap};
 use crate::kernels::logprobs::{self, Logprobs};
 use crate::kernels::mask::Mask;
 use crate::kernels::matmul::{self, Matmul};
-use crate::kernels::norm::{Kind, Norm, Target};
+use crate::kernels::norm::{Norm, Target};
 use crate::kernels::pack::Format;
 use crate::kernels::penalties::Penalties;
 use crate::kernels::quantise::Quantise;
@@ -30,7 +32,7 @@ use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::memory;
 use crate::model::groups::LayerGroups;
-use crate::model::spec::{MlpKind, ModelSpec, NormKind, NormPlacement, QkNorm, Residual, RopePairing};
+use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
 /// What a step is recorded for.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +49,7 @@ pub struct StepShape {
 struct Layer {
     /// What attention's input passes through: a norm, or a copy in the forms that are read.
     attn_norm: Vec<Norm>,
-    qkv: Vec<Matmul>,
+    qkv: Vec<Product>,
     /// Where the q and k norm is not rope's own.
     qk_norm: Option<HeadsNorm>,
     /// Of latent attention, in place of rope.
@@ -56,7 +58,7 @@ struct Layer {
     attention: Attention,
     /// Where attention cannot quantise its own output.
     quantise_attended: Option<Quantise>,
-    o: Matmul,
+    o: Product,
     /// Where the sum is not the product's own: attention's part added to the hidden state.
     add_attended: Option<Norm>,
     /// Empty where the MLP reads what attention read.
@@ -73,7 +75,7 @@ pub struct Forward {
     residual: Residual,
     layers: Vec<Layer>,
     output_norm: Vec<Norm>,
-    head: Matmul,
+    head: Product,
     logit_cap: Option<LogitCap>,
     penalties: Penalties,
     mask: Mask,
@@ -116,6 +118,7 @@ pub(super) struct Builder<'a> {
     pub(super) cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
+    reordered: Reordered,
 }
 
 impl Forward {
@@ -127,7 +130,16 @@ impl Forward {
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
-        let mut b = Builder { gpu, class, spec, groups, cfg, meta: meta.whole(), arena: ParamArena::new() };
+        let mut b = Builder {
+            gpu,
+            class,
+            spec,
+            groups,
+            cfg,
+            meta: meta.whole(),
+            arena: ParamArena::new(),
+            reordered: Reordered::default(),
+        };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
         let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), (spec, groups.size), cfg.canary)?;
@@ -217,6 +229,11 @@ impl Builder<'_> {
         if format.takes_i8() && !self.cfg.precise { Forms::I8 } else { Forms::F32 }
     }
 
+    /// What must be there for a matrix; inputs that are brought into another order are quantised after that.
+    pub(super) fn input_forms(&self, matrix: &PackedMatrix) -> Forms {
+        if matrix.order.is_some() { Forms::F32 } else { self.forms(matrix.format) }
+    }
+
     pub(super) fn forms_of(&self, parts: impl Iterator<Item = Forms>) -> Forms {
         parts.reduce(Forms::union).unwrap_or(Forms::F32)
     }
@@ -224,10 +241,10 @@ impl Builder<'_> {
     fn scratch(&self, weights: &ModelWeights) -> Result<Scratch, LoadError> {
         let (spec, rows) = (self.spec, self.cfg.max_tokens_per_step);
         let layers = || weights.layers.iter();
-        let qkv = layers().flat_map(|l| &l.qkv).map(|p| self.forms(p.matrix.format));
+        let qkv = layers().flat_map(|l| &l.qkv).map(|p| self.input_forms(&p.matrix));
         let latent = layers().filter_map(|l| l.latent.as_ref()).flat_map(|l| l.input_forms(self));
         let normed = qkv.chain(latent).chain(layers().flat_map(|l| l.ffn.input_forms(self)));
-        let attended = self.forms_of(layers().map(|l| self.forms(l.o.matrix.format)));
+        let attended = self.forms_of(layers().map(|l| self.input_forms(&l.o.matrix)));
         let attention = self.attention_shape();
         // What attention cannot quantise itself is quantised from f32.
         let is_latent = spec.block.latent.is_some();
@@ -395,7 +412,7 @@ impl Builder<'_> {
         x: &Activation,
         (y, y_stride): (&BufferSlice, u32),
         accumulate: bool,
-    ) -> Result<Matmul, LoadError> {
+    ) -> Result<Product, LoadError> {
         self.matmul_of(
             &part.matrix,
             part.bias.as_ref(),
@@ -403,6 +420,23 @@ impl Builder<'_> {
             (y, y_stride, part.y_offset),
             (accumulate, RowCount::Tokens),
         )
+    }
+
+    /// The inputs of a matrix in the order of its columns, where that is not theirs.
+    fn in_order(
+        &mut self,
+        matrix: &PackedMatrix,
+        x: &Activation,
+        rows: RowCount,
+    ) -> Result<Option<(Gather, Activation)>, LoadError> {
+        let (Some(order), Some(x)) = (&matrix.order, &x.f32) else { return Ok(None) };
+        let k = stride(matrix.k);
+        let num_rows = (x.size / (4 * u64::from(k))) as u32;
+        let ordered = self.reordered.get(self.gpu, num_rows, k, self.forms(matrix.format))?;
+        let Some(y) = ordered.outputs().next() else { return Ok(None) };
+        let label = format!("{} inputs", matrix.label);
+        let gather = Gather::new(&mut self.context(), &label, (x, order), k, y, rows)?;
+        Ok(Some((gather, ordered)))
     }
 
     /// The form that a matrix of this format reads.
@@ -426,11 +460,14 @@ impl Builder<'_> {
         x: &Activation,
         (y, y_stride, y_offset): (&BufferSlice, u32, u32),
         (accumulate, rows): (bool, RowCount),
-    ) -> Result<Matmul, LoadError> {
+    ) -> Result<Product, LoadError> {
         let bias = bias.map(Buffer::whole);
+        let (gather, ordered) = self.in_order(matrix, x, rows)?.unzip();
+        let x = ordered.as_ref().unwrap_or(x);
         let x = self.activations(matrix.format, x, &matrix.label)?;
         let out = matmul::Output { slice: y, stride: y_stride, offset: y_offset, accumulate };
-        Ok(Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?)
+        let matmul = Matmul::new(&mut self.context(), &matrix.label, matrix, x, out, bias.as_ref(), rows)?;
+        Ok(Product { gather, matmul })
     }
 
     /// The q and k norms that are wider than rope's lanes.
@@ -510,7 +547,7 @@ impl Builder<'_> {
         let logits = alloc("logits", row_bytes)?;
         let sampled = alloc("sampled", size_of::<sample::Sampled>() as u64)?;
         let row_logprobs = alloc("logprobs", logprobs::ROW_BYTES)?;
-        let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.forms(matrix.format))?;
+        let last = Activation::alloc(gpu, "last hidden", max_logits, self.spec.hidden_size, self.input_forms(matrix))?;
         let params = sample::Params { vocab, stride: logits_stride };
         let block = &self.spec.block;
         let has_cap = block.logit_softcap.is_some() || block.logit_scale != 1.0;
@@ -546,40 +583,5 @@ impl Builder<'_> {
             max_logits,
             kv,
         })
-    }
-}
-
-fn norm_buffers(norm: Option<&NormWeights>) -> (Option<BufferSlice>, Option<BufferSlice>) {
-    (norm.map(|n| n.gain.whole()), norm.and_then(|n| n.bias.as_ref()).map(Buffer::whole))
-}
-
-fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a BufferSlice>) -> Kind<'a> {
-    match (gain, kind) {
-        (None, _) => Kind::Copy,
-        (Some(gain), NormKind::Rms) => Kind::Rms { gain },
-        (Some(gain), NormKind::Layer { .. }) => Kind::Layer { gain, bias },
-    }
-}
-
-/// What attention is compiled for.
-pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
-    attention::Shape {
-        num_heads: spec.num_heads,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        kv: cfg.kv,
-        softcap: spec.block.attention_softcap,
-        has_sinks: spec.block.has_sinks,
-    }
-}
-
-/// How each layer's cache lies.
-pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
-    KvLayout {
-        num_blocks: cfg.num_blocks,
-        block_size: cfg.block_size,
-        num_kv_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        format: cfg.kv,
     }
 }

@@ -3,6 +3,7 @@
 use super::super::LoadError;
 use super::activation::{Activation, Forms};
 use super::forward::Builder;
+use super::product::Product;
 use super::weights::{LatentWeights, ModelWeights};
 use crate::gpu::{BufferSlice, BufferUse, Recording, Uploader};
 use crate::kernels::context::{Activations, RowCount};
@@ -10,7 +11,6 @@ use crate::kernels::expert_matmul::{self, ExpertMatmul};
 use crate::kernels::expert_pairs::{ExpertPairs, Layout};
 use crate::kernels::kv_layout::padded_head_dim;
 use crate::kernels::latent_write::{self, LatentWrite};
-use crate::kernels::matmul::Matmul;
 use crate::kernels::norm::{Kind, Norm, Target};
 use crate::kernels::stride;
 use crate::model::latent::LatentSpec;
@@ -19,9 +19,9 @@ use crate::model::spec::RopePairing;
 /// Bound kernels of one layer.
 pub(super) struct Latent {
     /// Where queries pass through a latent of their own.
-    q_down: Vec<Matmul>,
+    q_down: Vec<Product>,
     q_norm: Vec<Norm>,
-    projections: Vec<Matmul>,
+    projections: Vec<Product>,
     /// Once a step: every token visits every head.
     pairs: Option<ExpertPairs>,
     k_up: ExpertMatmul,
@@ -62,7 +62,7 @@ impl LatentWeights {
     /// The matrices that read the normed hidden state.
     pub(super) fn input_forms(&self, b: &Builder<'_>) -> Vec<Forms> {
         let q = if self.q_down.is_some() { &self.q_down } else { &self.q };
-        q.iter().chain([&self.kv_down]).map(|p| b.forms(p.matrix.format)).collect()
+        q.iter().chain([&self.kv_down]).map(|p| b.input_forms(&p.matrix)).collect()
     }
 }
 
@@ -92,7 +92,7 @@ impl Builder<'_> {
         uploader.write(&list, bytemuck::cast_slice(&ids))?;
         uploader.flush()?;
         let up = weights.layers.iter().filter_map(|l| l.latent.as_ref()).filter(|l| l.q_down.is_some());
-        let forms = self.forms_of(up.flat_map(|l| &l.q).map(|p| self.forms(p.matrix.format)));
+        let forms = self.forms_of(up.flat_map(|l| &l.q).map(|p| self.input_forms(&p.matrix)));
         let q_rank = latent.q_rank.max(1);
         Ok(Some(LatentScratch {
             layout,

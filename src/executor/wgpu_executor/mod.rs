@@ -10,7 +10,9 @@ mod ffn;
 mod forward;
 mod kv_buffers;
 mod latents;
+mod product;
 mod rope_tables;
+mod shapes;
 mod swap;
 mod weights;
 
@@ -459,7 +461,7 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64) -> u64 {
 }
 
 fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {
-    let shape = forward::attention_shape(spec, cfg);
+    let shape = shapes::attention_shape(spec, cfg);
     let slots = memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs);
     WorkLimits {
         tokens_per_workgroup: shape.tokens_per_workgroup(Class::of(gpu.caps())),

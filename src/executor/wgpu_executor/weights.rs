@@ -8,7 +8,7 @@ use crate::kernels::weights::{ExpertMatrix, ExpertShape, PackedMatrix};
 use crate::model::experts::{ExpertPart, ExpertSpec, MixPart};
 use crate::model::latent::LatentPart;
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
-use crate::model::{Model, TensorView};
+use crate::model::{Model, TensorView, WeightForm};
 use std::borrow::Cow;
 
 /// Rows of a fused projection that share a storage type.
@@ -136,6 +136,9 @@ pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelW
     };
     report(0)?;
     let embedding = loader.matrix("embedding", &[WeightRole::TokenEmbedding])?;
+    if embedding.order.is_some() {
+        return Err(LoadError::Unsupported("an embedding table in an order of activations is not supported".into()));
+    }
     let positions = match spec.block.learned_positions {
         true => Some(loader.matrix("positions", &[WeightRole::PositionEmbedding])?),
         false => None,
@@ -146,7 +149,7 @@ pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelW
         layers.push(loader.layer(l)?);
         report(u64::from(l) + 2)?;
     }
-    let head = match model.weight(WeightRole::LmHead)? {
+    let head = match model.weight_form(WeightRole::LmHead)? {
         Some(_) => Some(loader.part("head", &[(WeightRole::LmHead, Some(WeightRole::HeadBias))], 0)?),
         None => None,
     };
@@ -226,7 +229,12 @@ impl Loader<'_> {
             max_plane_bytes: self.gpu.caps().max_binding_bytes,
         };
         let rows_of = |h| -> Result<Vec<Cow<'_, [u8]>>, LoadError> {
-            Ok(vec![view(model, WeightRole::Latent(l, part(h)))?.bytes])
+            let view = view(model, WeightRole::Latent(l, part(h)))?;
+            if view.order.is_some() {
+                let fault = format!("latents in an order of activations are not supported (tensor {})", view.name);
+                return Err(LoadError::Unsupported(fault));
+            }
+            Ok(vec![view.bytes])
         };
         ExpertMatrix::upload(self.gpu, &mut self.uploader, shape, rows_of)
     }
@@ -263,7 +271,7 @@ impl Loader<'_> {
         };
         let (gate, up) = ((ExpertPart::Gate, ExpertPart::GateBias), (ExpertPart::Up, ExpertPart::UpBias));
         let up_at = stride(spec.intermediate_size);
-        let dtype = |part| view(self.model, WeightRole::Expert(l, 0, part)).map(|view| view.dtype);
+        let dtype = |part| form(self.model, WeightRole::Expert(l, 0, part)).map(|form| form.dtype);
         let is_one = up_at == spec.intermediate_size && dtype(gate.0)? == dtype(up.0)?;
         let gate_up = match is_one {
             true => vec![self.expert_part("experts' gate+up", l, spec, (&[gate, up], 0))?],
@@ -291,7 +299,7 @@ impl Loader<'_> {
         (parts, y_offset): (&[(ExpertPart, ExpertPart)], u32),
     ) -> Result<ExpertPartWeights, LoadError> {
         let (model, label) = (self.model, format!("{}{name}", self.label));
-        let first = view(model, WeightRole::Expert(l, 0, parts[0].0))?;
+        let first = form(model, WeightRole::Expert(l, 0, parts[0].0))?;
         let (n, k) = (first.shape[0] as u32 * parts.len() as u32, first.shape[1] as u32);
         let shape = ExpertShape {
             label: &label,
@@ -305,6 +313,11 @@ impl Loader<'_> {
             let views = parts.iter().map(|(part, _)| view(model, WeightRole::Expert(l, e, *part)));
             views
                 .map(|view| match view? {
+                    view if view.order.is_some() => {
+                        let fault =
+                            format!("experts in an order of activations are not supported (tensor {})", view.name);
+                        Err(LoadError::Unsupported(fault))
+                    }
                     view if view.dtype == shape.dtype => Ok(view.bytes),
                     view => {
                         let fault = format!("experts of types {} and {} in a layer", shape.dtype, view.dtype);
@@ -331,13 +344,14 @@ impl Loader<'_> {
         let mut runs: Vec<(Vec<(WeightRole, Option<WeightRole>)>, u32)> = Vec::new();
         let mut last = None;
         for &(role, bias, y_offset) in roles {
-            let view = view(self.model, role)?;
-            let (dtype, rows) = (view.dtype, view.shape.first().copied().unwrap_or(0) as u32);
+            let form = form(self.model, role)?;
+            let rows = form.shape.first().copied().unwrap_or(0) as u32;
+            let kind = (form.dtype, form.order);
             match runs.last_mut() {
-                Some((run, _)) if last == Some((dtype, y_offset)) => run.push((role, bias)),
+                Some((run, _)) if last.as_ref() == Some(&(kind.clone(), y_offset)) => run.push((role, bias)),
                 _ => runs.push((vec![(role, bias)], y_offset)),
             }
-            last = Some((dtype, y_offset + rows));
+            last = Some((kind, y_offset + rows));
         }
         runs.iter().map(|(run, y_offset)| self.part(name, run, *y_offset)).collect()
     }
@@ -348,7 +362,7 @@ impl Loader<'_> {
         let mut bias = Vec::with_capacity(matrix.n as usize);
         let mut has_bias = false;
         for (role, bias_role) in run {
-            let rows = view(self.model, *role)?.shape.first().copied().unwrap_or(0) as usize;
+            let rows = form(self.model, *role)?.shape.first().copied().unwrap_or(0) as usize;
             let values = match bias_role {
                 Some(bias_role) => self.model.weight(*bias_role)?.map(|v| floats(&v)).transpose()?,
                 None => None,
@@ -366,7 +380,13 @@ impl Loader<'_> {
         let k = views[0].shape.last().copied().unwrap_or(0) as u32;
         let parts: Vec<&[u8]> = views.iter().map(|v| v.bytes.as_ref()).collect();
         let label = format!("{}{name}", self.label);
-        Ok(PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?)
+        let mut matrix = PackedMatrix::upload(self.gpu, &mut self.uploader, &label, views[0].dtype, k, &parts)?;
+        if let Some(order) = &views[0].order {
+            let buffer = self.gpu.alloc(&format!("{label} order"), u64::from(k) * 4, BufferUse::Storage)?;
+            self.uploader.write(&buffer.whole(), bytemuck::cast_slice(order))?;
+            matrix.order = Some(buffer.whole());
+        }
+        Ok(matrix)
     }
 
     /// A norm's vectors, padded with zeros; `None` when the model has no such norm.
@@ -408,6 +428,10 @@ impl Loader<'_> {
         self.uploader.write(&buffer.whole(), bytemuck::cast_slice(values))?;
         Ok(buffer)
     }
+}
+
+fn form(model: &Model, role: WeightRole) -> Result<WeightForm, LoadError> {
+    model.weight_form(role)?.ok_or(LoadError::MissingWeight { role })
 }
 
 fn view(model: &Model, role: WeightRole) -> Result<TensorView<'_>, LoadError> {

@@ -163,17 +163,6 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Refuses quantised checkpoints by the method's name.
-    pub fn refuse_quantization(&self) -> Result<(), Fault> {
-        for key in ["quantization_config", "compression_config"] {
-            if let Some(quantization) = self.object(key)? {
-                let method = quantization.text("quant_method")?.unwrap_or("unnamed");
-                return Err(Fault::Unsupported(format!("quantization method `{method}` ({key}) is not supported")));
-            }
-        }
-        Ok(())
-    }
-
     /// The spec of a plain llama: no biases, no windows. Families change what is different.
     pub fn base_spec(&self, family: &str, defaults: &Defaults) -> Result<ModelSpec, Fault> {
         let hidden_size = self.required_count("hidden_size")?;

@@ -107,7 +107,6 @@ pub fn from_config(config: &Map<String, Value>) -> Result<(&'static Family, Mode
             "architecture `{asked}`{class} is not supported; supported: {supported}"
         )));
     };
-    config.refuse_quantization()?;
     Ok((family, (family.spec_of_config)(&config)?))
 }
 

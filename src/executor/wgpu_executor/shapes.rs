@@ -1,0 +1,46 @@
+//! What a model's spec and the executor's settings mean for kernels.
+
+use super::ExecutorConfig;
+use super::weights::NormWeights;
+use crate::gpu::{Buffer, BufferSlice};
+use crate::kernels::attention;
+use crate::kernels::kv_layout::KvLayout;
+use crate::kernels::norm::Kind;
+use crate::model::spec::{ModelSpec, NormKind};
+
+/// What attention is compiled for.
+pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Shape {
+    attention::Shape {
+        num_heads: spec.num_heads,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        kv: cfg.kv,
+        softcap: spec.block.attention_softcap,
+        has_sinks: spec.block.has_sinks,
+    }
+}
+
+/// How each layer's cache lies.
+pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
+    KvLayout {
+        num_blocks: cfg.num_blocks,
+        block_size: cfg.block_size,
+        num_kv_heads: spec.num_kv_heads,
+        head_dim: spec.head_dim,
+        format: cfg.kv,
+    }
+}
+
+/// Gain and bias, where a norm has them.
+pub fn norm_buffers(norm: Option<&NormWeights>) -> (Option<BufferSlice>, Option<BufferSlice>) {
+    (norm.map(|n| n.gain.whole()), norm.and_then(|n| n.bias.as_ref()).map(Buffer::whole))
+}
+
+/// The kernel's kind; a copy where there is no gain.
+pub fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option<&'a BufferSlice>) -> Kind<'a> {
+    match (gain, kind) {
+        (None, _) => Kind::Copy,
+        (Some(gain), NormKind::Rms) => Kind::Rms { gain },
+        (Some(gain), NormKind::Layer { .. }) => Kind::Layer { gain, bias },
+    }
+}
