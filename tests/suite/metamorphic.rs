@@ -33,6 +33,7 @@ struct Column {
     name: String,
     model: PathBuf,
     kv: KvFormat,
+    has_windows: bool,
 }
 
 /// Models with full attention and with windows.
@@ -46,7 +47,9 @@ fn columns(formats: &[KvFormat]) -> Vec<Column> {
             println!("skipped: tiny/{family} is in the full fixture set only");
             continue;
         }
-        let column = |kv: &KvFormat| Column { name: format!("{family} {kv:?}"), model: model.clone(), kv: *kv };
+        let has_windows = family == "mistral_swa";
+        let column =
+            |kv: &KvFormat| Column { name: format!("{family} {kv:?}"), model: model.clone(), kv: *kv, has_windows };
         columns.extend(formats.iter().map(column));
     }
     columns
@@ -383,7 +386,8 @@ fn logits_of_the_reference_are_the_same_bits_however_they_are_scheduled() {
 
 #[test]
 fn damage_that_is_swapped_out_is_found_when_it_comes_back() {
-    for column in columns(&[KvFormat::F16, KvFormat::I8]) {
+    // The canary does not know windows.
+    for column in columns(&[KvFormat::F16, KvFormat::I8]).into_iter().filter(|column| !column.has_windows) {
         let Some(mut executor) = open(&column, BLOCK, true) else { return };
         let setup = Setup { pool: 41, preemption: PreemptionMode::Swap, host_blocks: HOST_BLOCKS, ..PLAIN };
         let mut drive = Drive::new(&mut executor, setup);
