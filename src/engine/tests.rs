@@ -85,6 +85,16 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Submits requests so that all are there before the next step: they surely compete for the pool, however slowly this
+/// thread runs.
+fn submit_together(engine: &EngineHandle, requests: impl IntoIterator<Item = GenerateRequest>) -> Vec<Run> {
+    engine.pause();
+    eventually("it pauses", || engine.is_paused());
+    let runs = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    engine.resume();
+    runs
+}
+
 fn kv(engine: &EngineHandle) -> KvTotals {
     engine.telemetry().snapshot().kv
 }
@@ -212,7 +222,7 @@ fn preempted_streams_go_on_without_doubled_text() {
     let options = FakeOptions { num_blocks: 17, block_size: 8, max_num_seqs: 4, ..FakeOptions::small() };
     let engine = EngineHandle::start_fake(options.clone());
     let prompts = ["first prompt", "second prompt", "third prompt", "the fourth"];
-    let runs: Vec<Run> = prompts.iter().map(|p| engine.submit(request(p, 60)).unwrap()).collect();
+    let runs = submit_together(&engine, prompts.map(|p| request(p, 60)));
     let mut num_preempted = 0;
     for (prompt, run) in prompts.iter().zip(&runs) {
         let (heard, want) = (hear(run), alone(&options, prompt, 60));
@@ -254,11 +264,8 @@ fn failed_steps_are_tried_again_without_a_trace() {
 fn a_row_that_is_not_a_number_ends_its_request_alone() {
     let options = FakeOptions { faults: vec![FakeFault::None, FakeFault::NotFinite], ..FakeOptions::small() };
     let engine = EngineHandle::start_fake(options.clone());
-    engine.pause();
-    eventually("it pauses", || engine.is_paused());
-    let runs = ["bad", "good"].map(|p| engine.submit(request(p, 20)).unwrap());
-    engine.resume();
-    let [bad, good] = runs.each_ref().map(hear);
+    let runs = submit_together(&engine, ["bad", "good"].map(|p| request(p, 20)));
+    let [bad, good] = [0, 1].map(|i| hear(&runs[i]));
     assert!(matches!(bad.error, Some(RunError::NotFinite { .. })), "{bad:?}");
     assert_eq!(good, alone(&options, "good", 20));
 }

@@ -251,7 +251,9 @@ fn searches_that_give_way_as_a_gang_find_the_same() {
         let setup = Setup { num_blocks: 1 + num_usable, block_size: 4, prefix_caching: i % 3 == 0, swaps: i % 2 == 1 };
         let Some(engine) = engine(&group[0].model, setup) else { return };
         let cases: Vec<&Case> = group.iter().filter(|case| case.params.width <= 4).take(6).collect();
+        engine.pause();
         let runs: Vec<Run> = cases.iter().map(|case| submit(&engine, case)).collect();
+        engine.resume();
         for (case, run) in cases.iter().zip(&runs) {
             let (outputs, preempted) = outputs(run);
             num_preempted += preempted;

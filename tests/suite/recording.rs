@@ -48,10 +48,16 @@ fn record(options: FakeOptions) {
 /// Runs some requests to their ends, one of them cancelled, one stopped by a string.
 fn record_with(options: FakeOptions, output: u32) {
     let engine = EngineHandle::start_fake(options);
+    // All are there before the first step, so that they compete for the pool however slowly this thread runs.
+    engine.pause();
+    while !engine.is_paused() {
+        std::thread::yield_now();
+    }
     let mut runs: Vec<_> = (0..8).map(|i| engine.submit(request(i, output)).expect("queued")).collect();
     let mut stopped = request(8, output);
     stopped.stop.stop_strings = vec!["a".into(), "e".into(), "i".into()];
     runs.push(engine.submit(stopped).expect("queued"));
+    engine.resume();
     let cancelled = runs.remove(3);
     while let Some(event) = cancelled.recv() {
         if matches!(event, EngineEvent::Text { .. }) {

@@ -2,6 +2,7 @@
 
 use super::super::handle::{EngineHandle, Run};
 use super::super::options::{FakeFault, FakeOptions};
+use super::submit_together;
 use crate::protocol::{
     BeamParams, Decoding, EarlyStopping, EngineEvent, FinishReason, GenerateRequest, OwnerTag, RunError,
     SamplingParams, StopRules, Usage,
@@ -98,7 +99,7 @@ fn under_pressure(options: FakeOptions) -> EngineHandle {
     let options = FakeOptions { num_blocks: 28, block_size: 4, ..options };
     let engine = EngineHandle::start_fake(options);
     let requests: Vec<_> = (0..3).map(|i| search(&format!("{i} a prompt of one story"), 3, 24)).collect();
-    let runs: Vec<Run> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+    let runs = submit_together(&engine, requests.iter().cloned());
     let mut num_preempted = 0;
     for (request, run) in requests.iter().zip(&runs) {
         let heard = hear(run);

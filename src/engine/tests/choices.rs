@@ -108,15 +108,15 @@ fn choices_survive_preemption_and_faults() {
     ] {
         let options = FakeOptions { faults: faults.clone(), ..small.clone() };
         let engine = EngineHandle::start_fake(options.clone());
-        let run = engine.submit(several(5, 5, dice("a prompt of some length", 30, 9))).unwrap();
-        let other = engine.submit(request("somebody else", 40)).unwrap();
-        let (told, heard, _) = hear_choices(&run, 5);
+        let choices = several(5, 5, dice("a prompt of some length", 30, 9));
+        let runs = submit_together(&engine, [choices, request("somebody else", 40)]);
+        let (told, heard, _) = hear_choices(&runs[0], 5);
         for (choice, told) in (0..).zip(&told) {
             let want = choice_alone(&options, "a prompt of some length", 30, 9, choice);
             assert_eq!((&told.text, &told.tokens), (&want.text, &want.tokens), "choice {choice} {faults:?}");
         }
         assert_eq!((heard.error, heard.usage.output_tokens), (None, 150), "{faults:?}");
-        assert_eq!(hear(&other).tokens, alone(&options, "somebody else", 40).tokens);
+        assert_eq!(hear(&runs[1]).tokens, alone(&options, "somebody else", 40).tokens);
         num_preempted += heard.num_preempted;
         eventually("all blocks come back", || kv(&engine).used == 0);
     }
