@@ -60,6 +60,14 @@ impl ApiError {
             .with_code("unsupported_parameter")
     }
 
+    /// For something of a type that is not supported: 501 where the type is known, else 400.
+    pub fn unsupported_kind(param: impl Into<String>, what: &str, kind: &str, is_known: bool) -> Self {
+        match is_known {
+            true => Self::unsupported(param, format!("{what} of type `{kind}` are not supported")),
+            false => Self::invalid(param, format!("{what} of type `{kind}` are not known")),
+        }
+    }
+
     /// 415 for images, sound and the like.
     pub fn media(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
@@ -150,6 +158,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
         let mut response = (self.status, json, self.json()).into_response();
+        // For paths whose errors have another shape.
+        response.extensions_mut().insert(self.clone());
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -5,6 +5,7 @@
 
 use super::app::{App, Caller, new_id};
 use super::error::ApiError;
+use super::messages;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -18,6 +19,16 @@ const MAX_REQUEST_ID: usize = 200;
 
 /// Routes that need no key.
 const OPEN_ROUTES: [&str; 6] = ["/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"];
+
+/// Whether a path is served to those who have a key only, where there are keys.
+pub fn needs_key(path: &str) -> bool {
+    !OPEN_ROUTES.contains(&path) && !path.starts_with("/health/")
+}
+
+/// Whether errors of a path have Anthropic's shape.
+pub fn speaks_anthropic(path: &str) -> bool {
+    path.starts_with("/v1/messages")
+}
 
 /// Names the request, checks host and key, answers, logs.
 pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
@@ -34,6 +45,9 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
             next.run(request).await
         }
     };
+    if speaks_anthropic(&path) {
+        response = messages::in_own_shape(response);
+    }
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -71,8 +85,7 @@ fn owner_of(key: &str) -> u64 {
 }
 
 fn check_key(app: &App, path: &str, key: &str) -> Option<ApiError> {
-    let is_open = OPEN_ROUTES.contains(&path) || path.starts_with("/health/");
-    if is_open || app.options.api_keys.is_empty() {
+    if !needs_key(path) || app.options.api_keys.is_empty() {
         return None;
     }
     let digest = Sha256::digest(key.as_bytes());
