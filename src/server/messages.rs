@@ -241,9 +241,9 @@ impl Encode for Writer {
                 }
                 BlockEvent::Delta(index, text) => {
                     let delta = match self.blocks.all[index] {
-                        Block::Reasoning(_) => MessagesDelta::ThinkingDelta { thinking: text },
-                        Block::Text(_) => MessagesDelta::TextDelta { text },
-                        Block::Call { .. } => MessagesDelta::InputJsonDelta { partial_json: text },
+                        Block::Reasoning(_) => MessagesDelta::Thinking { thinking: text },
+                        Block::Text(_) => MessagesDelta::Text { text },
+                        Block::Call { .. } => MessagesDelta::Input { partial_json: text },
                     };
                     MessagesEvent::ContentBlockDelta { index, delta }
                 }
