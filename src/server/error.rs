@@ -116,14 +116,12 @@ impl ApiError {
             RunError::TokenOutOfRange { .. } => Self::invalid(prompt_field, error.to_string()),
             RunError::PromptTooLong { prompt, max_model_len } => Self::invalid(
                 prompt_field,
-                format!("the prompt has {prompt} tokens, the maximum context length is {max_model_len} tokens"),
+                format!("{}; the prompt has {prompt} tokens", context_limit(*max_model_len)),
             )
             .with_code("context_length_exceeded"),
             RunError::ContextExceeded { needed, max_model_len } => Self::invalid(
                 prompt_field,
-                format!(
-                    "prompt and completion need {needed} tokens, the maximum context length is {max_model_len} tokens"
-                ),
+                format!("{}; prompt and completion need {needed}", context_limit(*max_model_len)),
             )
             .with_code("context_length_exceeded"),
             RunError::NeverFits { .. } | RunError::PinLimit { .. } | RunError::PrefixLost => {
@@ -144,6 +142,11 @@ impl ApiError {
             }
         }
     }
+}
+
+/// Clients look for these words.
+fn context_limit(max_model_len: u32) -> String {
+    format!("This model's maximum context length is {max_model_len} tokens")
 }
 
 impl IntoResponse for ApiError {

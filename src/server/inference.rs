@@ -10,30 +10,100 @@ use axum::body::Body;
 use axum::extract::{Extension, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+
+/// The one version of a model.
+const VERSION: &str = "1";
+/// What a completion can be asked for and an answer of this protocol has no place for, with the values that mean nothing.
+const SHAPES: [(&str, fn(&Value) -> bool); 5] = [
+    ("n", |n| *n == 1),
+    ("best_of", |n| *n == 1),
+    ("logprobs", |_| false),
+    ("echo", |value| *value == false),
+    ("stream", |value| *value == false),
+];
+
+/// An error in the protocol's shape: `{"error": "…"}`.
+pub struct Refusal(ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Refusal(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let body = json!({ "error": self.0.body.message }).to_string();
+        let (head, _) = self.0.into_response().into_parts();
+        Response::from_parts(head, body.into())
+    }
+}
+
+/// The model that a path names.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ModelPath {
+    name: String,
+    version: Option<String>,
+}
+
+impl ModelPath {
+    /// The name to answer with; 404 where there is no such model or version.
+    pub fn check(&self, app: &App) -> ApiResult<String> {
+        let name = app.check_name(&*app.model()?, Some(&self.name))?;
+        match self.version.as_deref() {
+            None | Some(VERSION) => Ok(name),
+            Some(other) => Err(ApiError::not_found(format!("the model `{name}` has no version {other}"))),
+        }
+    }
+}
+
+/// Refuses what answers of this protocol cannot show.
+pub(super) fn refuse_shapes(fields: &Value) -> ApiResult<()> {
+    parse::refuse(fields, &SHAPES)
+}
 
 /// `GET /v2`: what the server is.
 pub async fn server() -> Json<Value> {
-    Json(json!({ "name": "kvasir", "version": env!("CARGO_PKG_VERSION"), "extensions": ["generate"] }))
+    Json(
+        json!({ "name": "kvasir", "version": env!("CARGO_PKG_VERSION"), "extensions": ["generate", "binary_tensor_data", "model_repository", "model_configuration"] }),
+    )
+}
+
+/// `POST /v2/repository/index`: the models there are.
+pub async fn index(State(app): State<App>) -> Result<Json<Value>, Refusal> {
+    let (model, state) = (app.model()?, if app.unready().is_none() { "READY" } else { "UNAVAILABLE" });
+    let entry = |name| json!({ "name": name, "version": VERSION, "state": state });
+    Ok(Json(app.served_names(&model).into_iter().map(entry).collect()))
 }
 
 /// `GET /v2/models/{name}`.
-pub async fn model(State(app): State<App>, Path(name): Path<String>) -> ApiResult<Json<Value>> {
-    let model = app.model()?;
-    let name = app.check_name(&model, Some(&name))?;
-    let text = |name: &str| json!({ "name": name, "datatype": "BYTES", "shape": [1] });
+pub async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, Refusal> {
+    let name = path.check(&app)?;
+    let text = |name: &str| json!({ "name": name, "datatype": "BYTES", "shape": [-1] });
     Ok(Json(json!({
-        "name": name, "versions": ["1"], "platform": "kvasir",
-        "inputs": [text("text_input")], "outputs": [text("text_output")],
+        "name": name, "versions": [VERSION], "platform": "kvasir",
+        "inputs": [text("text_input")], "outputs": [text("text_output"), text("finish_reason")],
+    })))
+}
+
+/// `GET /v2/models/{name}/config`.
+pub async fn config(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, Refusal> {
+    let name = path.check(&app)?;
+    let text = |name: &str| json!({ "name": name, "data_type": "TYPE_STRING", "dims": [-1] });
+    Ok(Json(json!({
+        "name": name, "platform": "", "backend": "kvasir", "max_batch_size": 0,
+        "input": [text("text_input")], "output": [text("text_output"), text("finish_reason")],
     })))
 }
 
 /// `GET /v2/models/{name}/ready`.
-pub async fn model_ready(State(app): State<App>, Path(name): Path<String>) -> ApiResult<Response> {
+pub async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Response, Refusal> {
     if let Some(reason) = app.unready() {
-        return Err(ApiError::unavailable(reason));
+        return Err(ApiError::unavailable(reason).into());
     }
-    app.check_name(&*app.model()?, Some(&name))?;
+    path.check(&app)?;
     Ok(StatusCode::OK.into_response())
 }
 
@@ -41,33 +111,34 @@ pub async fn model_ready(State(app): State<App>, Path(name): Path<String>) -> Ap
 pub async fn generate(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    Path(path): Path<ModelPath>,
     headers: HeaderMap,
     body: Body,
-) -> ApiResult<Response> {
-    run(app, caller, name, headers, body, false).await
+) -> Result<Response, Refusal> {
+    run(app, caller, path, headers, body, false).await
 }
 
 /// `POST /v2/models/{name}/generate_stream`.
 pub async fn generate_stream(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    Path(path): Path<ModelPath>,
     headers: HeaderMap,
     body: Body,
-) -> ApiResult<Response> {
-    run(app, caller, name, headers, body, true).await
+) -> Result<Response, Refusal> {
+    run(app, caller, path, headers, body, true).await
 }
 
 async fn run(
     app: App,
     caller: Caller,
-    name: String,
+    path: ModelPath,
     headers: HeaderMap,
     body: Body,
     streams: bool,
-) -> ApiResult<Response> {
+) -> Result<Response, Refusal> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let name = path.check(&app)?;
     let id = value.get("id").and_then(Value::as_str).map_or_else(|| new_id("gen-"), str::to_owned);
     let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, value)?).await?;
     let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
@@ -92,12 +163,16 @@ fn completion_body(name: &str, value: Value) -> ApiResult<Value> {
     for source in [Some(&value), value.get("parameters")].into_iter().flatten() {
         fields.extend(source.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
     }
-    for own in ["text_input", "parameters", "id", "stream", "echo", "logprobs", "n", "best_of", "model"] {
+    for own in ["text_input", "parameters", "id"] {
         fields.remove(own);
     }
-    fields.insert("prompt".into(), prompt.into());
-    fields.insert("model".into(), name.into());
-    Ok(Value::Object(fields))
+    // Which of the two paths was asked says whether the answer is streamed.
+    fields.remove("stream");
+    let mut body = Value::Object(fields);
+    refuse_shapes(&body)?;
+    body["prompt"] = prompt.into();
+    body["model"] = name.into();
+    Ok(body)
 }
 
 struct Writer {
@@ -114,7 +189,7 @@ impl Writer {
 
     fn response(&self, text: &str) -> Value {
         json!({
-            "id": self.id, "model_name": self.name, "model_version": "1", "text_output": text,
+            "id": self.id, "model_name": self.name, "model_version": VERSION, "text_output": text,
             "details": { "finish_reason": self.finish },
         })
     }
@@ -129,4 +204,8 @@ impl Encode for Writer {
     }
 
     fn end(&mut self, _: Tally, _: &mut String) {}
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        sse::data(out, &json!({ "error": error.body.message }));
+    }
 }

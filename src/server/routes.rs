@@ -2,7 +2,7 @@
 
 use super::app::App;
 use super::error::ApiError;
-use super::{chat, completions, guard, health, inference, messages, models, observe, responses, tokens};
+use super::{chat, completions, guard, health, infer, inference, messages, models, observe, responses, tokens};
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
@@ -28,6 +28,12 @@ pub fn router(app: App) -> Router {
         .route("/v2/health/ready", get(health::ready))
         .route("/v2/models/{name}", get(inference::model))
         .route("/v2/models/{name}/ready", get(inference::model_ready))
+        .route("/v2/models/{name}/config", get(inference::config))
+        .route("/v2/models/{name}/infer", post(infer::infer))
+        .route("/v2/models/{name}/versions/{version}", get(inference::model))
+        .route("/v2/models/{name}/versions/{version}/ready", get(inference::model_ready))
+        .route("/v2/models/{name}/versions/{version}/infer", post(infer::infer))
+        .route("/v2/repository/index", post(inference::index))
         .route("/v2/models/{name}/generate", post(inference::generate))
         .route("/v2/models/{name}/generate_stream", post(inference::generate_stream))
         .route("/v1/models", get(models::list))
