@@ -35,6 +35,26 @@ pub struct ErrorBody {
     pub code: Option<&'static str>,
 }
 
+/// In which shape an API tells errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorShape {
+    OpenAi,
+    Anthropic,
+    Inference,
+}
+
+impl ErrorShape {
+    pub fn of_path(path: &str) -> Self {
+        let is_below =
+            |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        match () {
+            () if is_below("/v1/messages") => ErrorShape::Anthropic,
+            () if is_below("/v2") => ErrorShape::Inference,
+            () => ErrorShape::OpenAi,
+        }
+    }
+}
+
 pub type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
@@ -124,14 +144,12 @@ impl ApiError {
             RunError::TokenOutOfRange { .. } => Self::invalid(prompt_field, error.to_string()),
             RunError::PromptTooLong { prompt, max_model_len } => Self::invalid(
                 prompt_field,
-                format!("the prompt has {prompt} tokens, the maximum context length is {max_model_len} tokens"),
+                format!("{}; the prompt has {prompt} tokens", context_limit(*max_model_len)),
             )
             .with_code("context_length_exceeded"),
             RunError::ContextExceeded { needed, max_model_len } => Self::invalid(
                 prompt_field,
-                format!(
-                    "prompt and completion need {needed} tokens, the maximum context length is {max_model_len} tokens"
-                ),
+                format!("{}; prompt and completion need {needed}", context_limit(*max_model_len)),
             )
             .with_code("context_length_exceeded"),
             RunError::NeverFits { .. } | RunError::PinLimit { .. } | RunError::PrefixLost => {
@@ -152,6 +170,11 @@ impl ApiError {
             }
         }
     }
+}
+
+/// Clients look for these words.
+fn context_limit(max_model_len: u32) -> String {
+    format!("This model's maximum context length is {max_model_len} tokens")
 }
 
 impl IntoResponse for ApiError {

@@ -3,7 +3,7 @@
 use super::app::{App, Caller, new_id};
 use super::completions;
 use super::error::{ApiError, ApiResult};
-use super::parse::{self, PathText};
+use super::parse::{self, PathFields};
 use super::reducer::{Delta, Tally};
 use super::sse::{self, Encode};
 use axum::body::Body;
@@ -14,27 +14,74 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+/// The one version of a model.
+const VERSION: &str = "1";
+/// What a completion can be asked for and an answer of this protocol has no place for, with the values that mean nothing.
+const SHAPES: [(&str, fn(&Value) -> bool); 5] = [
+    ("n", |n| *n == 1),
+    ("best_of", |n| *n == 1),
+    ("logprobs", |_| false),
+    ("echo", |value| *value == false),
+    ("stream", |value| *value == false),
+];
+
+/// The body of every error.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct InferenceError {
+    pub error: String,
+}
+
+/// An error in the protocol's shape.
+pub fn error_body(error: &ApiError) -> InferenceError {
+    InferenceError { error: error.body.message.clone() }
+}
+
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ServerMetadata {
     pub name: &'static str,
     pub version: &'static str,
-    pub extensions: [&'static str; 1],
+    pub extensions: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelEntry {
+    pub name: String,
+    pub version: &'static str,
+    /// READY or UNAVAILABLE.
+    pub state: &'static str,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ModelMetadata {
     pub name: String,
-    pub versions: [&'static str; 1],
+    pub versions: Vec<&'static str>,
     pub platform: &'static str,
-    pub inputs: [TensorMetadata; 1],
-    pub outputs: [TensorMetadata; 1],
+    pub inputs: Vec<TensorMetadata>,
+    pub outputs: Vec<TensorMetadata>,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TensorMetadata {
     pub name: &'static str,
     pub datatype: &'static str,
-    pub shape: [i32; 1],
+    pub shape: Vec<i32>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelConfig {
+    pub name: String,
+    pub platform: &'static str,
+    pub backend: &'static str,
+    pub max_batch_size: u32,
+    pub input: Vec<TensorConfig>,
+    pub output: Vec<TensorConfig>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TensorConfig {
+    pub name: &'static str,
+    pub data_type: &'static str,
+    pub dims: Vec<i32>,
 }
 
 /// Parameters of plain completions may stand beside these fields or in `parameters`.
@@ -62,31 +109,73 @@ pub struct GenerateDetails {
     pub finish_reason: Option<&'static str>,
 }
 
+/// The model that a path names.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ModelPath {
+    name: String,
+    version: Option<String>,
+}
+
+impl ModelPath {
+    /// The name to answer with; 404 where there is no such model or version.
+    pub fn check(&self, app: &App) -> ApiResult<String> {
+        let name = app.check_name(&*app.model()?, Some(&self.name))?;
+        match self.version.as_deref() {
+            None | Some(VERSION) => Ok(name),
+            Some(other) => Err(ApiError::not_found(format!("the model `{name}` has no version {other}"))),
+        }
+    }
+}
+
+/// Refuses what answers of this protocol cannot show.
+pub(super) fn refuse_shapes(fields: &Value) -> ApiResult<()> {
+    parse::refuse(fields, &SHAPES)
+}
+
 /// `GET /v2`: what the server is.
 pub async fn server() -> Json<ServerMetadata> {
-    Json(ServerMetadata { name: "kvasir", version: env!("CARGO_PKG_VERSION"), extensions: ["generate"] })
+    let extensions = vec!["generate", "binary_tensor_data", "model_repository", "model_configuration"];
+    Json(ServerMetadata { name: "kvasir", version: env!("CARGO_PKG_VERSION"), extensions })
+}
+
+/// `POST /v2/repository/index`: the models there are.
+pub async fn index(State(app): State<App>) -> ApiResult<Json<Vec<ModelEntry>>> {
+    let (model, state) = (app.model()?, if app.unready().is_none() { "READY" } else { "UNAVAILABLE" });
+    let entry = |name| ModelEntry { name, version: VERSION, state };
+    Ok(Json(app.served_names(&model).into_iter().map(entry).collect()))
 }
 
 /// `GET /v2/models/{name}`.
-pub async fn model(State(app): State<App>, PathText(name): PathText) -> ApiResult<Json<ModelMetadata>> {
-    let model = app.model()?;
-    let name = app.check_name(&model, Some(&name))?;
-    let text = |name| TensorMetadata { name, datatype: "BYTES", shape: [1] };
+pub async fn model(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Json<ModelMetadata>> {
+    let text = |name| TensorMetadata { name, datatype: "BYTES", shape: vec![-1] };
     Ok(Json(ModelMetadata {
-        name,
-        versions: ["1"],
+        name: path.check(&app)?,
+        versions: vec![VERSION],
         platform: "kvasir",
-        inputs: [text("text_input")],
-        outputs: [text("text_output")],
+        inputs: vec![text("text_input")],
+        outputs: vec![text("text_output"), text("finish_reason")],
+    }))
+}
+
+/// `GET /v2/models/{name}/config`.
+pub async fn config(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Json<ModelConfig>> {
+    let text = |name| TensorConfig { name, data_type: "TYPE_STRING", dims: vec![-1] };
+    Ok(Json(ModelConfig {
+        name: path.check(&app)?,
+        platform: "",
+        backend: "kvasir",
+        max_batch_size: 0,
+        input: vec![text("text_input")],
+        output: vec![text("text_output"), text("finish_reason")],
     }))
 }
 
 /// `GET /v2/models/{name}/ready`.
-pub async fn model_ready(State(app): State<App>, PathText(name): PathText) -> ApiResult<Response> {
+pub async fn model_ready(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Response> {
     if let Some(reason) = app.unready() {
         return Err(ApiError::unavailable(reason));
     }
-    app.check_name(&*app.model()?, Some(&name))?;
+    path.check(&app)?;
     Ok(StatusCode::OK.into_response())
 }
 
@@ -94,36 +183,37 @@ pub async fn model_ready(State(app): State<App>, PathText(name): PathText) -> Ap
 pub async fn generate(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    PathText(name): PathText,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Response> {
-    run(app, caller, name, headers, body, false).await
+    run(app, caller, path, headers, body, false).await
 }
 
 /// `POST /v2/models/{name}/generate_stream`.
 pub async fn generate_stream(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    PathText(name): PathText,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Response> {
-    run(app, caller, name, headers, body, true).await
+    run(app, caller, path, headers, body, true).await
 }
 
 async fn run(
     app: App,
     caller: Caller,
-    name: String,
+    path: ModelPath,
     headers: HeaderMap,
     body: Body,
     streams: bool,
 ) -> ApiResult<Response> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let name = path.check(&app)?;
     let fields: GenerateFields = parse::fields(&value)?;
     let id = fields.id.clone().unwrap_or_else(|| new_id("gen-"));
-    let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, fields, &value)).await?;
+    let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, fields, &value)?).await?;
     let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
     let mut writer = Writer { id, name, finish: None };
     if streams {
@@ -139,15 +229,18 @@ async fn run(
 }
 
 /// The same request as a plain completion: parameters are fields.
-fn completion_body(name: &str, fields: GenerateFields, value: &Value) -> Value {
-    let mut body = value.as_object().cloned().unwrap_or_default();
-    body.extend(fields.parameters.unwrap_or_default());
-    for own in ["text_input", "parameters", "id", "stream", "echo", "logprobs", "n", "best_of", "model"] {
-        body.remove(own);
+fn completion_body(name: &str, fields: GenerateFields, value: &Value) -> ApiResult<Value> {
+    let mut all = value.as_object().cloned().unwrap_or_default();
+    all.extend(fields.parameters.unwrap_or_default());
+    // Which of the two paths was asked says whether the answer is streamed.
+    for own in ["text_input", "parameters", "id", "stream"] {
+        all.remove(own);
     }
-    body.insert("prompt".into(), fields.text_input.into());
-    body.insert("model".into(), name.into());
-    Value::Object(body)
+    let mut body = Value::Object(all);
+    refuse_shapes(&body)?;
+    body["prompt"] = fields.text_input.into();
+    body["model"] = name.into();
+    Ok(body)
 }
 
 struct Writer {
@@ -166,7 +259,7 @@ impl Writer {
         GenerateResponse {
             id: self.id.clone(),
             model_name: self.name.clone(),
-            model_version: "1",
+            model_version: VERSION,
             text_output: text,
             details: GenerateDetails { finish_reason: self.finish },
         }
@@ -182,4 +275,8 @@ impl Encode for Writer {
     }
 
     fn end(&mut self, _: Tally, _: &mut String) {}
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        sse::data(out, &error_body(error));
+    }
 }

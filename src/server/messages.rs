@@ -14,7 +14,7 @@ use super::wire::messages::{
 };
 use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::{Map, Value, json};
 
@@ -54,16 +54,8 @@ pub async fn count_tokens(
     Ok(Json(MessageCount { input_tokens: prepared.request.prompt.len() }))
 }
 
-/// An answer of this API: errors, wherever they come from, get Anthropic's shape.
-pub fn in_own_shape(response: Response) -> Response {
-    let Some(error) = response.extensions().get::<ApiError>() else { return response };
-    let body = Json(error_body(error)).into_response().into_body();
-    let (mut parts, _) = response.into_parts();
-    parts.headers.remove(header::CONTENT_LENGTH);
-    Response::from_parts(parts, body)
-}
-
-fn error_body(error: &ApiError) -> MessagesError {
+/// An error in Anthropic's shape.
+pub fn error_body(error: &ApiError) -> MessagesError {
     let kind = match error.status {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::FORBIDDEN => "permission_error",

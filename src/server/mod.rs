@@ -19,6 +19,7 @@ mod error;
 mod generation;
 mod guard;
 mod health;
+mod infer;
 mod inference;
 mod logprobs;
 mod messages;

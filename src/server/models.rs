@@ -2,7 +2,7 @@
 
 use super::app::{App, AppState};
 use super::error::ApiResult;
-use super::parse::PathText;
+use super::parse::PathFields;
 use crate::engine::handle::LoadedModel;
 use axum::extract::State;
 use axum::response::Json;
@@ -33,7 +33,7 @@ pub async fn list(State(app): State<App>) -> ApiResult<Json<ModelList>> {
     Ok(Json(ModelList { object: "list", data }))
 }
 
-pub async fn show(State(app): State<App>, PathText(id): PathText) -> ApiResult<Json<ModelCard>> {
+pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<ModelCard>> {
     let model = app.model()?;
     let id = app.check_name(&model, Some(&id))?;
     Ok(Json(card(&app, &model, id)))

@@ -5,7 +5,8 @@
 //! streams, which OpenAPI 3.1 has no word for, are described under `x-event-schema`.
 
 use super::app::App;
-use super::error::ErrorResponse;
+use super::error::{ErrorResponse, ErrorShape};
+use super::inference::InferenceError;
 use super::wire::messages::MessagesError;
 use super::{guard, routes};
 use axum::handler::Handler;
@@ -126,6 +127,12 @@ impl Endpoint {
         self
     }
 
+    /// The answer can be bytes that mean something to its protocol.
+    pub fn answers_bytes(mut self) -> Self {
+        self.contents.insert("application/octet-stream".into(), json!({}));
+        self
+    }
+
     /// The request goes to the engine.
     pub fn runs(self) -> Self {
         self.refuses(&OF_RUNS)
@@ -145,9 +152,10 @@ impl Endpoint {
     }
 
     fn error(&mut self) -> Value {
-        match guard::speaks_anthropic(self.path) {
-            true => self.reference::<MessagesError>(),
-            false => self.reference::<ErrorResponse>(),
+        match ErrorShape::of_path(self.path) {
+            ErrorShape::OpenAi => self.reference::<ErrorResponse>(),
+            ErrorShape::Anthropic => self.reference::<MessagesError>(),
+            ErrorShape::Inference => self.reference::<InferenceError>(),
         }
     }
 

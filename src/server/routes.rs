@@ -3,7 +3,8 @@
 use super::app::App;
 use super::error::ApiError;
 use super::health::{AbortFields, Aborted, ReplicaLoads, ServerLoad, Sleeping, Version};
-use super::inference::{GenerateFields, GenerateResponse, ModelMetadata, ServerMetadata};
+use super::infer::{InferFields, InferResponse};
+use super::inference::{GenerateFields, GenerateResponse, ModelConfig, ModelEntry, ModelMetadata, ServerMetadata};
 use super::models::{ModelCard, ModelList};
 use super::observe::{EngineState, StepEvent, StepsQuery};
 use super::openapi::{Endpoint, OpenApiDocument};
@@ -15,7 +16,9 @@ use super::wire::completion::{CompletionFields, CompletionResponse};
 use super::wire::messages::{Message, MessageCount, MessagesEvent, MessagesFields, MessagesLimit};
 use super::wire::responses::{DeletedResponse, NumberedEvent, ResponseObject, ResponsesFields};
 use super::wire::{RenderedPrompt, SamplingFields};
-use super::{chat, completions, guard, health, inference, messages, models, observe, openapi, responses, tokens};
+use super::{
+    chat, completions, guard, health, infer, inference, messages, models, observe, openapi, responses, tokens,
+};
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
@@ -84,12 +87,28 @@ fn of_anthropic() -> Vec<Endpoint> {
 }
 
 fn of_inference() -> Vec<Endpoint> {
+    let model = |path| Endpoint::get(path, "One model", inference::model).answers::<ModelMetadata>().refuses(&[503]);
+    let ready = |path| Endpoint::get(path, "Whether the model is served", inference::model_ready).refuses(&[503]);
+    let infer = |path| {
+        let endpoint = Endpoint::post(path, "Goes on from texts as tensors", infer::infer);
+        endpoint.takes::<InferFields>().answers::<InferResponse>().answers_bytes().runs()
+    };
     let all = [
         Endpoint::get("/v2", "What the server is", inference::server).answers::<ServerMetadata>(),
         Endpoint::get("/v2/health/live", "Whether the engine is alive", health::live).refuses(&[503]),
         Endpoint::get("/v2/health/ready", "Whether requests are served", health::ready).refuses(&[503]),
-        Endpoint::get("/v2/models/{name}", "One model", inference::model).answers::<ModelMetadata>().refuses(&[503]),
-        Endpoint::get("/v2/models/{name}/ready", "Whether the model is served", inference::model_ready).refuses(&[503]),
+        model("/v2/models/{name}"),
+        model("/v2/models/{name}/versions/{version}"),
+        ready("/v2/models/{name}/ready"),
+        ready("/v2/models/{name}/versions/{version}/ready"),
+        Endpoint::get("/v2/models/{name}/config", "Tensors of the model", inference::config)
+            .answers::<ModelConfig>()
+            .refuses(&[503]),
+        infer("/v2/models/{name}/infer"),
+        infer("/v2/models/{name}/versions/{version}/infer"),
+        Endpoint::post("/v2/repository/index", "The models that are served", inference::index)
+            .answers_list::<ModelEntry>()
+            .refuses(&[503]),
         Endpoint::post("/v2/models/{name}/generate", "Goes on from a text", inference::generate)
             .takes::<GenerateFields>()
             .answers::<GenerateResponse>()

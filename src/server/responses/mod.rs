@@ -13,7 +13,7 @@ use super::app::{App, Caller, new_id, unix_seconds};
 use super::blocks::{Block, BlockEvent, Blocks};
 use super::chat;
 use super::error::{ApiError, ApiResult};
-use super::parse::{self, PathText};
+use super::parse::{self, PathFields};
 use super::reducer::{Delta, Finish, Tally};
 use super::sse::{self, Encode};
 use super::wire::responses::{
@@ -68,11 +68,11 @@ pub async fn create(
     Ok(Json(response).into_response())
 }
 
-pub async fn show(State(app): State<App>, PathText(id): PathText) -> ApiResult<Json<Value>> {
+pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<Value>> {
     app.responses.get(&id).map(Json).ok_or_else(|| unknown(&id))
 }
 
-pub async fn delete(State(app): State<App>, PathText(id): PathText) -> ApiResult<Json<DeletedResponse>> {
+pub async fn delete(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<DeletedResponse>> {
     match app.responses.remove(&id) {
         true => Ok(Json(DeletedResponse { id, object: "response", deleted: true })),
         false => Err(unknown(&id)),

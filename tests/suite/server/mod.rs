@@ -2,6 +2,7 @@
 
 mod access;
 mod errors;
+mod infer;
 mod lifecycle;
 mod logprobs;
 mod observe;

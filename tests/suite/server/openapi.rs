@@ -153,6 +153,7 @@ fn the_document_has_every_endpoint_and_no_loose_end() {
         "get /kvasir/v1/steps",
         "post /v2/models/{name}/generate",
         "post /v2/models/{name}/generate_stream",
+        "post /v2/models/{name}/infer",
         "get /openapi.json",
     ];
     for endpoint in wanted {
