@@ -32,6 +32,12 @@ pub(super) struct Experts {
     shared_mix: Option<Matrix>,
 }
 
+impl Mlp {
+    fn projections(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.gate.iter_mut().chain([&mut self.up, &mut self.down])
+    }
+}
+
 impl Ffn {
     pub(super) fn load(model: &Model, l: u32) -> Result<Ffn, LoadError> {
         let Some(spec) = model.spec().experts_of(l) else {
@@ -64,6 +70,13 @@ impl Ffn {
             shared,
             shared_mix: optional(model, mix(MixPart::SharedMix))?,
         }))
+    }
+
+    pub(super) fn projections(&mut self) -> Box<dyn Iterator<Item = &mut Matrix> + '_> {
+        match self {
+            Ffn::Dense(mlp) => Box::new(mlp.projections()),
+            Ffn::Experts(mix) => Box::new(mix.experts.iter_mut().chain(&mut mix.shared).flat_map(Mlp::projections)),
+        }
     }
 
     pub(super) fn apply(&self, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {
