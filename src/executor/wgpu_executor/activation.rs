@@ -37,7 +37,8 @@ impl Activation {
         };
         let f32 = if forms.f32 { Some(alloc("", elements * 4)?) } else { None };
         let i8 = if forms.i8 {
-            let scales = alloc(" scales", elements / u64::from(GROUP) * 8)?;
+            // Behind the scales is room for sums of squares.
+            let scales = alloc(" scales", elements / u64::from(GROUP) * 16)?;
             Some(QuantisedRows { q: alloc(" i8", elements)?, scales })
         } else {
             None

@@ -2,6 +2,7 @@
 
 use super::super::LoadError;
 use super::activation::{Activation, Forms};
+use super::folding::{Link, Sum};
 use super::forward::Builder;
 use super::product::Product;
 use super::weights::{DenseWeights, ExpertPartWeights, ExpertWeights, FfnWeights, ModelWeights, Part};
@@ -48,7 +49,8 @@ pub(super) struct FfnScratch {
 
 struct DenseScratch {
     size: u32,
-    gate_up: BufferSlice, // f32 [tokens, 2, stride(size)]
+    /// f32 [tokens, 2, stride(size)], where a layer does not go to `gated` at once.
+    gate_up: Option<BufferSlice>,
     gated: Activation,
 }
 
@@ -130,13 +132,15 @@ impl Builder<'_> {
         size: u32,
         layers: impl Iterator<Item = &'w DenseWeights>,
     ) -> Result<Option<DenseScratch>, LoadError> {
-        let Some(forms) = layers.map(|l| self.input_forms(&l.down.matrix)).reduce(Forms::union) else {
+        let layers: Vec<&DenseWeights> = layers.collect();
+        let Some(forms) = layers.iter().map(|l| self.input_forms(&l.down.matrix)).reduce(Forms::union) else {
             return Ok(None);
         };
         let rows = self.cfg.max_tokens_per_step;
+        let gate_up = || self.f32_rows(&format!("{label}gate+up"), rows, self.gate_up_stride(size));
         Ok(Some(DenseScratch {
             size,
-            gate_up: self.f32_rows(&format!("{label}gate+up"), rows, self.gate_up_stride(size))?,
+            gate_up: if layers.iter().all(|l| l.is_interleaved) { None } else { Some(gate_up()?) },
             gated: Activation::alloc(self.gpu, &format!("{label}gated"), rows, size, forms)?,
         }))
     }
@@ -169,19 +173,18 @@ impl Builder<'_> {
         })
     }
 
-    /// `(y, accumulate)`: where the sum goes; mixtures add to the hidden state `x` themselves.
+    /// `rows` is what it reads and the link that it stands behind; mixtures add to the hidden state `x` themselves.
     pub(super) fn ffn(
         &mut self,
         weights: &FfnWeights,
-        normed: &Activation,
+        rows: (&Activation, Link),
         scratch: &FfnScratch,
-        (y, accumulate): (&BufferSlice, bool),
+        to: Sum<'_>,
         x: &BufferSlice,
     ) -> Result<Ffn, LoadError> {
+        let normed = rows.0;
         match (weights, &scratch.dense, &scratch.experts, &self.spec.block.experts) {
-            (FfnWeights::Dense(weights), Some(scratch), ..) => {
-                Ok(Ffn::Dense(self.dense(weights, normed, scratch, (y, accumulate))?))
-            }
+            (FfnWeights::Dense(weights), Some(scratch), ..) => Ok(Ffn::Dense(self.dense(weights, rows, scratch, to)?)),
             (FfnWeights::Experts(weights), _, Some(scratch), Some(spec)) => {
                 Ok(Ffn::Experts(Box::new(self.experts(weights, spec, normed, scratch, x)?)))
             }
@@ -192,17 +195,27 @@ impl Builder<'_> {
     fn dense(
         &mut self,
         weights: &DenseWeights,
-        normed: &Activation,
+        (rows, link): (&Activation, Link),
         scratch: &DenseScratch,
-        (y, accumulate): (&BufferSlice, bool),
+        to: Sum<'_>,
     ) -> Result<Dense, LoadError> {
-        let y_stride = self.gate_up_stride(scratch.size);
-        let gate_up = weights.gate_up.iter().map(|p| self.matmul(p, normed, (&scratch.gate_up, y_stride), false));
-        Ok(Dense {
-            gate_up: gate_up.collect::<Result<_, _>>()?,
-            mlp: self.mlp(&scratch.gate_up, scratch.size, 1, &scratch.gated)?,
-            down: self.matmul(&weights.down, &scratch.gated, (y, stride(self.spec.hidden_size)), accumulate)?,
-        })
+        let (gate_up, mlp) = match (&scratch.gated.i8, &scratch.gate_up) {
+            (Some(gated), _) if weights.is_interleaved => {
+                let mut gate_up = Vec::new();
+                for part in &weights.gate_up {
+                    let rows = self.rows_behind(link, part, rows)?;
+                    gate_up.push(self.to_gated(part, rows, self.spec.block.activation, gated)?);
+                }
+                (gate_up, Vec::new())
+            }
+            (_, Some(out)) => {
+                let y_stride = self.gate_up_stride(scratch.size);
+                let gate_up = weights.gate_up.iter().map(|p| self.product(p, (rows, link), (out, y_stride)));
+                (gate_up.collect::<Result<_, _>>()?, self.mlp(out, scratch.size, 1, &scratch.gated)?)
+            }
+            _ => return Err(LoadError::Unsupported("an MLP has nothing to write to".into())),
+        };
+        Ok(Dense { gate_up, mlp, down: self.sum(&weights.down, &scratch.gated, to)? })
     }
 
     /// What stands between the products.
@@ -239,7 +252,10 @@ impl Builder<'_> {
         let (to_gate_up, to_parts) =
             (rows(&scratch.gate_up, self.gate_up_stride(inner), spec.num_active), rows(&scratch.parts, hidden, 1));
         let shared = match (&weights.shared, &scratch.shared) {
-            (Some(weights), Some((scratch, out))) => Some((self.dense(weights, normed, scratch, (out, false))?, out)),
+            (Some(weights), Some((scratch, out))) => {
+                let to = Sum::Plain { y: out, accumulate: false };
+                Some((self.dense(weights, (normed, Link::Normed), scratch, to)?, out))
+            }
             _ => None,
         };
         let sum = combine::Params {

@@ -7,6 +7,7 @@
 
 mod activation;
 mod ffn;
+mod folding;
 mod forward;
 mod kv_buffers;
 mod latents;
@@ -110,7 +111,7 @@ impl WgpuExecutor {
             return Err(LoadError::Unsupported(format!("a block size of {} is no power of two", cfg.block_size)));
         }
         let spec = model.spec().clone();
-        let weights = weights::upload(&gpu, model, progress)?;
+        let weights = weights::upload(&gpu, model, cfg.precise, progress)?;
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
