@@ -218,8 +218,20 @@ impl Attention {
         ctx: &mut KernelContext<'_>,
         label: &str,
         shape: &Shape,
+        layer: (Option<u32>, u32),
+        buffers: &Buffers<'_>,
+    ) -> Result<Attention, GpuError> {
+        Attention::with_flags(ctx, label, shape, layer, buffers, &[])
+    }
+
+    /// As `new`, with flags of attention.wgsl that only measurements set.
+    pub(super) fn with_flags(
+        ctx: &mut KernelContext<'_>,
+        label: &str,
+        shape: &Shape,
         (window, group): (Option<u32>, u32),
         buffers: &Buffers<'_>,
+        flags: &[&str],
     ) -> Result<Attention, GpuError> {
         let is_quantised = matches!(buffers.y, RowOutput::I8(_));
         if is_quantised && !shape.can_quantise(ctx.class) {
@@ -234,7 +246,9 @@ impl Attention {
             }
             bindings.extend(buffers.sinks.map(|sinks| ("sinks", sinks)));
             bindings.extend(buffers.y.bindings());
-            let kernel = ctx.gpu.kernel("attention", &shape.defines(ctx.class, variant, is_quantised))?;
+            let defines = shape.defines(ctx.class, variant, is_quantised);
+            let defines = flags.iter().fold(defines, |defines, flag| defines.flag(flag));
+            let kernel = ctx.gpu.kernel("attention", &defines)?;
             Ok((variant, ctx.gpu.bind(&kernel, &bindings)?))
         };
         Ok(Attention {

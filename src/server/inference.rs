@@ -3,37 +3,179 @@
 use super::app::{App, Caller, new_id};
 use super::completions;
 use super::error::{ApiError, ApiResult};
-use super::parse;
+use super::parse::{self, PathFields};
 use super::reducer::{Delta, Tally};
 use super::sse::{self, Encode};
 use axum::body::Body;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+/// The one version of a model.
+const VERSION: &str = "1";
+/// What a completion can be asked for and an answer of this protocol has no place for, with the values that mean nothing.
+const SHAPES: [(&str, fn(&Value) -> bool); 5] = [
+    ("n", |n| *n == 1),
+    ("best_of", |n| *n == 1),
+    ("logprobs", |_| false),
+    ("echo", |value| *value == false),
+    ("stream", |value| *value == false),
+];
+
+/// The body of every error.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct InferenceError {
+    pub error: String,
+}
+
+/// An error in the protocol's shape.
+pub fn error_body(error: &ApiError) -> InferenceError {
+    InferenceError { error: error.body.message.clone() }
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ServerMetadata {
+    pub name: &'static str,
+    pub version: &'static str,
+    pub extensions: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelEntry {
+    pub name: String,
+    pub version: &'static str,
+    /// READY or UNAVAILABLE.
+    pub state: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelMetadata {
+    pub name: String,
+    pub versions: Vec<&'static str>,
+    pub platform: &'static str,
+    pub inputs: Vec<TensorMetadata>,
+    pub outputs: Vec<TensorMetadata>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TensorMetadata {
+    pub name: &'static str,
+    pub datatype: &'static str,
+    pub shape: Vec<i32>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelConfig {
+    pub name: String,
+    pub platform: &'static str,
+    pub backend: &'static str,
+    pub max_batch_size: u32,
+    pub input: Vec<TensorConfig>,
+    pub output: Vec<TensorConfig>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TensorConfig {
+    pub name: &'static str,
+    pub data_type: &'static str,
+    pub dims: Vec<i32>,
+}
+
+/// Parameters of plain completions may stand beside these fields or in `parameters`.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct GenerateFields {
+    pub id: Option<String>,
+    #[schema(min_length = 1)]
+    pub text_input: String,
+    #[schema(value_type = Option<Object>)]
+    pub parameters: Option<Map<String, Value>>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct GenerateResponse {
+    pub id: String,
+    pub model_name: String,
+    pub model_version: &'static str,
+    pub text_output: String,
+    pub details: GenerateDetails,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct GenerateDetails {
+    /// Null before the end.
+    pub finish_reason: Option<&'static str>,
+}
+
+/// The model that a path names.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ModelPath {
+    name: String,
+    version: Option<String>,
+}
+
+impl ModelPath {
+    /// The name to answer with; 404 where there is no such model or version.
+    pub fn check(&self, app: &App) -> ApiResult<String> {
+        let name = app.check_name(&*app.model()?, Some(&self.name))?;
+        match self.version.as_deref() {
+            None | Some(VERSION) => Ok(name),
+            Some(other) => Err(ApiError::not_found(format!("the model `{name}` has no version {other}"))),
+        }
+    }
+}
+
+/// Refuses what answers of this protocol cannot show.
+pub(super) fn refuse_shapes(fields: &Value) -> ApiResult<()> {
+    parse::refuse(fields, &SHAPES)
+}
 
 /// `GET /v2`: what the server is.
-pub async fn server() -> Json<Value> {
-    Json(json!({ "name": "kvasir", "version": env!("CARGO_PKG_VERSION"), "extensions": ["generate"] }))
+pub async fn server() -> Json<ServerMetadata> {
+    let extensions = vec!["generate", "binary_tensor_data", "model_repository", "model_configuration"];
+    Json(ServerMetadata { name: "kvasir", version: env!("CARGO_PKG_VERSION"), extensions })
+}
+
+/// `POST /v2/repository/index`: the models there are.
+pub async fn index(State(app): State<App>) -> ApiResult<Json<Vec<ModelEntry>>> {
+    let (model, state) = (app.model()?, if app.unready().is_none() { "READY" } else { "UNAVAILABLE" });
+    let entry = |name| ModelEntry { name, version: VERSION, state };
+    Ok(Json(app.served_names(&model).into_iter().map(entry).collect()))
 }
 
 /// `GET /v2/models/{name}`.
-pub async fn model(State(app): State<App>, Path(name): Path<String>) -> ApiResult<Json<Value>> {
-    let model = app.model()?;
-    let name = app.check_name(&model, Some(&name))?;
-    let text = |name: &str| json!({ "name": name, "datatype": "BYTES", "shape": [1] });
-    Ok(Json(json!({
-        "name": name, "versions": ["1"], "platform": "kvasir",
-        "inputs": [text("text_input")], "outputs": [text("text_output")],
-    })))
+pub async fn model(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Json<ModelMetadata>> {
+    let text = |name| TensorMetadata { name, datatype: "BYTES", shape: vec![-1] };
+    Ok(Json(ModelMetadata {
+        name: path.check(&app)?,
+        versions: vec![VERSION],
+        platform: "kvasir",
+        inputs: vec![text("text_input")],
+        outputs: vec![text("text_output"), text("finish_reason")],
+    }))
+}
+
+/// `GET /v2/models/{name}/config`.
+pub async fn config(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Json<ModelConfig>> {
+    let text = |name| TensorConfig { name, data_type: "TYPE_STRING", dims: vec![-1] };
+    Ok(Json(ModelConfig {
+        name: path.check(&app)?,
+        platform: "",
+        backend: "kvasir",
+        max_batch_size: 0,
+        input: vec![text("text_input")],
+        output: vec![text("text_output"), text("finish_reason")],
+    }))
 }
 
 /// `GET /v2/models/{name}/ready`.
-pub async fn model_ready(State(app): State<App>, Path(name): Path<String>) -> ApiResult<Response> {
+pub async fn model_ready(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Response> {
     if let Some(reason) = app.unready() {
         return Err(ApiError::unavailable(reason));
     }
-    app.check_name(&*app.model()?, Some(&name))?;
+    path.check(&app)?;
     Ok(StatusCode::OK.into_response())
 }
 
@@ -41,35 +183,37 @@ pub async fn model_ready(State(app): State<App>, Path(name): Path<String>) -> Ap
 pub async fn generate(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Response> {
-    run(app, caller, name, headers, body, false).await
+    run(app, caller, path, headers, body, false).await
 }
 
 /// `POST /v2/models/{name}/generate_stream`.
 pub async fn generate_stream(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(name): Path<String>,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Response> {
-    run(app, caller, name, headers, body, true).await
+    run(app, caller, path, headers, body, true).await
 }
 
 async fn run(
     app: App,
     caller: Caller,
-    name: String,
+    path: ModelPath,
     headers: HeaderMap,
     body: Body,
     streams: bool,
 ) -> ApiResult<Response> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
-    let id = value.get("id").and_then(Value::as_str).map_or_else(|| new_id("gen-"), str::to_owned);
-    let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, value)?).await?;
+    let name = path.check(&app)?;
+    let fields: GenerateFields = parse::fields(&value)?;
+    let id = fields.id.clone().unwrap_or_else(|| new_id("gen-"));
+    let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, fields, &value)?).await?;
     let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
     let mut writer = Writer { id, name, finish: None };
     if streams {
@@ -81,23 +225,22 @@ async fn run(
             text.push_str(&writer.text(delta));
         }
     }
-    Ok(Json(writer.response(&text)).into_response())
+    Ok(Json(writer.response(text)).into_response())
 }
 
 /// The same request as a plain completion: parameters are fields.
-fn completion_body(name: &str, value: Value) -> ApiResult<Value> {
-    let prompt = value.get("text_input").and_then(Value::as_str);
-    let prompt = prompt.ok_or_else(|| ApiError::invalid("text_input", "text_input must be a string"))?;
-    let mut fields = Map::new();
-    for source in [Some(&value), value.get("parameters")].into_iter().flatten() {
-        fields.extend(source.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
+fn completion_body(name: &str, fields: GenerateFields, value: &Value) -> ApiResult<Value> {
+    let mut all = value.as_object().cloned().unwrap_or_default();
+    all.extend(fields.parameters.unwrap_or_default());
+    // Which of the two paths was asked says whether the answer is streamed.
+    for own in ["text_input", "parameters", "id", "stream"] {
+        all.remove(own);
     }
-    for own in ["text_input", "parameters", "id", "stream", "echo", "logprobs", "n", "best_of", "model"] {
-        fields.remove(own);
-    }
-    fields.insert("prompt".into(), prompt.into());
-    fields.insert("model".into(), name.into());
-    Ok(Value::Object(fields))
+    let mut body = Value::Object(all);
+    refuse_shapes(&body)?;
+    body["prompt"] = fields.text_input.into();
+    body["model"] = name.into();
+    Ok(body)
 }
 
 struct Writer {
@@ -112,11 +255,14 @@ impl Writer {
         completions::text_of(delta.parts)
     }
 
-    fn response(&self, text: &str) -> Value {
-        json!({
-            "id": self.id, "model_name": self.name, "model_version": "1", "text_output": text,
-            "details": { "finish_reason": self.finish },
-        })
+    fn response(&self, text: String) -> GenerateResponse {
+        GenerateResponse {
+            id: self.id.clone(),
+            model_name: self.name.clone(),
+            model_version: VERSION,
+            text_output: text,
+            details: GenerateDetails { finish_reason: self.finish },
+        }
     }
 }
 
@@ -124,9 +270,13 @@ impl Encode for Writer {
     fn delta(&mut self, delta: Delta, _: Tally, out: &mut String) {
         let text = self.text(delta);
         if !text.is_empty() || self.finish.is_some() {
-            sse::data(out, &self.response(&text));
+            sse::data(out, &self.response(text));
         }
     }
 
     fn end(&mut self, _: Tally, _: &mut String) {}
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        sse::data(out, &error_body(error));
+    }
 }

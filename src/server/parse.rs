@@ -1,11 +1,41 @@
-//! Bodies to typed requests: size, media type, JSON, types; the error names the field.
+//! Bodies, paths and queries to typed requests: size, media type, JSON, types; the error names the field.
 
 use super::error::{ApiError, ApiResult};
-use axum::body::Body;
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
+
+/// The parameters of a path: one text, or a struct with their names.
+pub struct PathFields<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathFields<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(fields) = Path::<T>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| ApiError::bad_request(format!("the path cannot be read: {}", e.body_text())))?;
+        Ok(PathFields(fields))
+    }
+}
+
+/// The fields of a query.
+pub struct QueryFields<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryFields<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Query(fields) = Query::<T>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| ApiError::bad_request(format!("the query cannot be read: {}", e.body_text())))?;
+        Ok(QueryFields(fields))
+    }
+}
 
 /// A body must have come whole by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -13,20 +43,37 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Reads a JSON object of at most `max_bytes`.
 pub async fn json_object(headers: &HeaderMap, body: Body, max_bytes: usize) -> ApiResult<Value> {
     check_media_type(headers)?;
+    object(&bytes(headers, body, max_bytes).await?)
+}
+
+/// Reads a body of at most `max_bytes` that is not compressed.
+pub async fn bytes(headers: &HeaderMap, body: Body, max_bytes: usize) -> ApiResult<Bytes> {
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(media_error("compressed bodies are not supported"));
+    }
     let read = tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, max_bytes)).await;
     let read = read.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come in time")
     })?;
-    let bytes = read.map_err(|_| {
+    read.map_err(|_| {
         let message = format!("the body is larger than {max_bytes} bytes, or ended early");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
-    })?;
-    let value: Value = serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::bad_request(format!("the body is not valid JSON: {e}")))?;
+    })
+}
+
+/// The JSON object that the bytes are.
+pub fn object(bytes: &[u8]) -> ApiResult<Value> {
+    let value: Value =
+        serde_json::from_slice(bytes).map_err(|e| ApiError::bad_request(format!("the body is not valid JSON: {e}")))?;
     match value {
         Value::Object(_) => Ok(value),
         _ => Err(ApiError::bad_request("the body must be a JSON object")),
     }
+}
+
+/// 415 for a body of a kind that is not read.
+pub fn media_error(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
 }
 
 fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
@@ -35,8 +82,7 @@ fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
-    let message = "the Content-Type must be application/json";
-    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message))
+    Err(media_error("the Content-Type must be application/json"))
 }
 
 /// The fields of a request that `T` knows; others are left alone.
@@ -64,4 +110,12 @@ pub fn refuse(value: &Value, fields: &[(&'static str, fn(&Value) -> bool)]) -> A
         }
     }
     Ok(())
+}
+
+/// A field of a part of the body that must be a string.
+pub fn text_of<'a>(value: &'a Value, at: &str, field: &str) -> ApiResult<&'a str> {
+    value.get(field).and_then(Value::as_str).ok_or_else(|| {
+        let param = format!("{at}.{field}");
+        ApiError::invalid(param.clone(), format!("{param} must be a string"))
+    })
 }

@@ -1,5 +1,6 @@
 //! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone, the figures of a paper.
 
+mod invariance;
 mod kernels;
 mod latency;
 mod paper;
@@ -22,6 +23,8 @@ pub enum BenchCommand {
     Throughput(throughput::ThroughputArgs),
     /// Single kernels on this adapter, with made-up data
     Kernels(kernels::KernelsArgs),
+    /// What it costs that a request's result does not depend on its neighbours: decode steps beside kernels that may choose
+    Invariance(invariance::InvarianceArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
     /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
@@ -33,6 +36,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Throughput(args) => throughput::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
+        BenchCommand::Invariance(args) => invariance::run(args),
         BenchCommand::Sim(args) => sim::run(args),
         BenchCommand::Paper(args) => paper::run(args),
     }

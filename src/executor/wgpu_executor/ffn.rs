@@ -49,8 +49,7 @@ pub(super) struct FfnScratch {
 
 struct DenseScratch {
     size: u32,
-    /// f32 [tokens, 2, stride(size)], where a layer does not go to `gated` at once.
-    gate_up: Option<BufferSlice>,
+    gate_up: BufferSlice, // f32 [tokens, 2, stride(size)]
     gated: Activation,
 }
 
@@ -132,15 +131,13 @@ impl Builder<'_> {
         size: u32,
         layers: impl Iterator<Item = &'w DenseWeights>,
     ) -> Result<Option<DenseScratch>, LoadError> {
-        let layers: Vec<&DenseWeights> = layers.collect();
-        let Some(forms) = layers.iter().map(|l| self.input_forms(&l.down.matrix)).reduce(Forms::union) else {
+        let Some(forms) = layers.map(|l| self.input_forms(&l.down.matrix)).reduce(Forms::union) else {
             return Ok(None);
         };
         let rows = self.cfg.max_tokens_per_step;
-        let gate_up = || self.f32_rows(&format!("{label}gate+up"), rows, self.gate_up_stride(size));
         Ok(Some(DenseScratch {
             size,
-            gate_up: if layers.iter().all(|l| l.is_interleaved) { None } else { Some(gate_up()?) },
+            gate_up: self.f32_rows(&format!("{label}gate+up"), rows, self.gate_up_stride(size))?,
             gated: Activation::alloc(self.gpu, &format!("{label}gated"), rows, size, forms)?,
         }))
     }
@@ -199,22 +196,21 @@ impl Builder<'_> {
         scratch: &DenseScratch,
         to: Sum<'_>,
     ) -> Result<Dense, LoadError> {
-        let (gate_up, mlp) = match (&scratch.gated.i8, &scratch.gate_up) {
-            (Some(gated), _) if weights.is_interleaved => {
-                let mut gate_up = Vec::new();
-                for part in &weights.gate_up {
-                    let rows = self.rows_behind(link, part, rows)?;
-                    gate_up.push(self.to_gated(part, rows, self.spec.block.activation, gated)?);
-                }
-                (gate_up, Vec::new())
+        let (gate_up, mlp): (Result<Vec<_>, _>, _) = match &scratch.gated.i8 {
+            Some(gated) if weights.is_interleaved => {
+                let to_gated = |p| {
+                    let rows = self.rows_behind(link, p, rows)?;
+                    self.to_gated(p, rows, self.spec.block.activation, gated)
+                };
+                (weights.gate_up.iter().map(to_gated).collect(), Vec::new())
             }
-            (_, Some(out)) => {
-                let y_stride = self.gate_up_stride(scratch.size);
+            _ => {
+                let (out, y_stride) = (&scratch.gate_up, self.gate_up_stride(scratch.size));
                 let gate_up = weights.gate_up.iter().map(|p| self.product(p, (rows, link), (out, y_stride)));
-                (gate_up.collect::<Result<_, _>>()?, self.mlp(out, scratch.size, 1, &scratch.gated)?)
+                (gate_up.collect(), self.mlp(out, scratch.size, 1, &scratch.gated)?)
             }
-            _ => return Err(LoadError::Unsupported("an MLP has nothing to write to".into())),
         };
+        let gate_up = gate_up?;
         Ok(Dense { gate_up, mlp, down: self.sum(&weights.down, &scratch.gated, to)? })
     }
 

@@ -39,6 +39,16 @@ const BLOCK_SIZE: u32 = 16;
 
 /// Measures one case for about `budget`.
 pub fn attention(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement, GpuError> {
+    with_flags(gpu, case, &[], budget)
+}
+
+/// The same case with one running softmax over all keys instead of partial results over fixed ranges, which are what
+/// makes results independent of how the work is cut.
+pub fn with_one_range(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement, GpuError> {
+    with_flags(gpu, case, &["ONE_RANGE"], budget)
+}
+
+fn with_flags(gpu: &Gpu, case: &Case, flags: &[&str], budget: Duration) -> Result<Measurement, GpuError> {
     let (shape, class) = (case.shape, Class::of(gpu.caps()));
     let (batch, num_blocks) = batch(case);
     let layout = KvLayout {
@@ -82,7 +92,7 @@ pub fn attention(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement
     };
     let y = RowOutput::F32(&y);
     let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y };
-    let bound = Attention::new(&mut ctx, "attention", &shape, (None, 0), &buffers)?;
+    let bound = Attention::with_flags(&mut ctx, "attention", &shape, (None, 0), &buffers, flags)?;
     let seconds = seconds_of(gpu, &mut |recording| bound.record(recording, work.counts), budget)?;
     let bytes = 2 * layout.block_bytes() * u64::from((case.context + 1).div_ceil(BLOCK_SIZE)) * rows;
     let counts = [work.counts.single, work.counts.several, work.counts.merges];

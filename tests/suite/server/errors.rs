@@ -95,6 +95,8 @@ fn a_long_prompt_is_told_with_both_numbers_and_a_short_one_is_clamped() {
     assert_eq!(error["code"], "context_length_exceeded");
     let message = error["message"].as_str().expect("a message");
     assert!(message.contains("2000") && message.contains("1024"), "{message}");
+    // Public clients know the error by these words.
+    assert!(message.starts_with("This model's maximum context length is 1024 tokens"), "{message}");
     let body = json!({ "prompt": "x".repeat(1000), "max_tokens": 100 });
     let error = check(&server, "/v1/completions", body, 400, "prompt");
     assert!(error["message"].as_str().expect("a message").contains("1100"), "{error}");
@@ -116,6 +118,7 @@ fn bodies_that_are_no_json_objects_are_refused() {
         (&json[..], "\u{feff}{}", 400),
         (&[("content-type", "text/plain")][..], "{}", 415),
         (&[][..], "{}", 415),
+        (&[json[0], ("content-encoding", "gzip")][..], "{}", 415),
     ] {
         let answer = server.send("POST", "/v1/chat/completions", headers, body);
         assert_eq!(answer.status, status, "{body}: {}", answer.body);

@@ -4,19 +4,11 @@
 """
 
 import json
-import sys
-import time
-import urllib.request
 
 import anthropic
 import openai
-from prometheus_client.parser import text_string_to_metric_families
 
-BASE, KEY = sys.argv[1], sys.argv[2]
-ASK = [{"role": "user", "content": "Say hi"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
-        "additionalProperties": False}
-WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": CITY}}
+from common import ASK, BASE, CITY, KEY, WEATHER, expect, until_idle
 
 
 def text_of(stream):
@@ -90,14 +82,6 @@ def messages(model):
     expect(anthropic.NotFoundError, lambda: client.messages.create(**{**args, "model": "nobody"}))
 
 
-def expect(error, call):
-    try:
-        call()
-    except error as caught:
-        return caught
-    raise AssertionError(f"{error.__name__} was expected")
-
-
 def errors(client, model):
     chat = client.chat.completions.create
     assert expect(openai.NotFoundError, lambda: chat(model="nobody", messages=ASK)).code == "model_not_found"
@@ -112,16 +96,7 @@ def aborts(client, model):
     stream = client.chat.completions.create(model=model, messages=ASK, max_tokens=500, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
-    deadline = time.time() + 20
-    while metric("vllm:num_requests_running") != 0:
-        assert time.time() < deadline, "the request still runs"
-        time.sleep(0.1)
-
-
-def metric(name):
-    page = urllib.request.urlopen(f"{BASE}/metrics").read().decode()
-    families = {family.name: family for family in text_string_to_metric_families(page)}
-    return families[name].samples[0].value
+    until_idle()
 
 
 def main():
