@@ -17,7 +17,17 @@ const REQUEST_ID: &str = "x-request-id";
 const MAX_REQUEST_ID: usize = 200;
 
 /// Routes that need no key.
-const OPEN_ROUTES: [&str; 6] = ["/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"];
+const OPEN_ROUTES: [&str; 9] = [
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/health/generate",
+    "/ping",
+    "/version",
+    "/metrics",
+    "/v2/health/live",
+    "/v2/health/ready",
+];
 
 /// Names the request, checks host and key, answers, logs.
 pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
@@ -71,8 +81,7 @@ fn owner_of(key: &str) -> u64 {
 }
 
 fn check_key(app: &App, path: &str, key: &str) -> Option<ApiError> {
-    let is_open = OPEN_ROUTES.contains(&path) || path.starts_with("/health/");
-    if is_open || app.options.api_keys.is_empty() {
+    if OPEN_ROUTES.contains(&path) || app.options.api_keys.is_empty() {
         return None;
     }
     let digest = Sha256::digest(key.as_bytes());

@@ -5,8 +5,10 @@ use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
 use kvasir::server::ServerOptions;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::Duration;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
@@ -41,6 +43,69 @@ fn a_wrong_key_reaches_no_handler() {
     }
     for path in ["/health", "/health/live", "/health/ready", "/ping", "/version"] {
         assert_eq!(server.get(path).status, 200, "{path}");
+    }
+}
+
+/// Every path that the server's sources serve, its parameters filled in.
+fn all_paths() -> BTreeSet<String> {
+    let mut paths = BTreeSet::new();
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server")];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("a source");
+        for mark in [".route(\"", "path = \""] {
+            let found = text.split(mark).skip(1).filter_map(|rest| rest.split('"').next());
+            paths.extend(found.filter(|path| path.starts_with('/')).map(str::to_owned));
+        }
+    }
+    paths
+        .iter()
+        .map(|path| path.replace("{*id}", "x").replace("{id}", "x").replace("{name}", "x").replace("{version}", "1"))
+        .collect()
+}
+
+#[test]
+fn without_its_key_no_route_answers_but_those_of_health() {
+    let server = start(|options| options.api_keys = vec!["right".into()]);
+    let open = [
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/health/generate",
+        "/ping",
+        "/version",
+        "/metrics",
+        "/v2/health/live",
+        "/v2/health/ready",
+    ];
+    let paths = all_paths();
+    assert!(paths.len() > 30 && open.iter().all(|path| paths.contains(*path)), "{paths:?}");
+    let body =
+        r#"{"prompt":"x","max_tokens":1,"messages":[{"role":"user","content":"x"}],"input":"x","text_input":"x"}"#;
+    for path in paths.iter().filter(|path| !open.contains(&path.as_str())) {
+        for method in ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"] {
+            for header in
+                [("x-none", "x"), ("authorization", "Bearer wrong"), ("x-api-key", "Right"), ("api-key", "right")]
+            {
+                let answer = server.send(method, path, &[JSON, header], if method == "POST" { body } else { "" });
+                assert_eq!(answer.status, 401, "{method} {path} {header:?}: {}", answer.body);
+            }
+        }
+    }
+    let under_way = server.send("GET", "/load", &[("x-api-key", "right")], "");
+    assert_eq!(under_way.json()["server_load"], 0);
+    assert_eq!(server.engine.step_totals().steps, 0, "nothing ran");
+    // Paths that differ a little are not open either.
+    for path in ["/health/../v1/models", "//health", "/Health", "/metrics/", "/health?/v1/models", "/v1/models?/health"]
+    {
+        let status = server.get(path).status;
+        assert!(status == 401 || (path.starts_with("/health?") && status == 200), "{path}: {status}");
     }
 }
 

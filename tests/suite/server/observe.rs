@@ -72,6 +72,95 @@ fn metrics_have_the_names_and_buckets_that_dashboards_know() {
     assert!(config.contains("block_size=\"16\"") && config.contains("num_gpu_blocks=\"129\""), "{config}");
 }
 
+/// Every name of vLLM that boards and routers look for, with its kind.
+const NAMES: [(&str, &[&str]); 3] = [
+    (
+        "gauge",
+        &[
+            "num_requests_running",
+            "num_requests_waiting",
+            "num_requests_waiting_by_reason",
+            "kv_cache_usage_perc",
+            "cache_config_info",
+            "engine_sleep_state",
+            "gpu_cache_usage_perc",
+            "gpu_prefix_cache_hit_rate",
+        ],
+    ),
+    (
+        "counter",
+        &[
+            "prefix_cache_queries_total",
+            "prefix_cache_hits_total",
+            "num_preemptions_total",
+            "prompt_tokens_total",
+            "prompt_tokens_cached_total",
+            "generation_tokens_total",
+            "request_success_total",
+            "corrupted_requests_total",
+            "spec_decode_num_drafts_total",
+            "spec_decode_num_draft_tokens_total",
+            "spec_decode_num_accepted_tokens_total",
+            "spec_decode_num_accepted_tokens_per_pos_total",
+            "gpu_prefix_cache_hits_total",
+            "gpu_prefix_cache_queries_total",
+        ],
+    ),
+    (
+        "histogram",
+        &[
+            "request_prompt_tokens",
+            "request_generation_tokens",
+            "iteration_tokens_total",
+            "request_params_n",
+            "request_params_max_tokens",
+            "time_to_first_token_seconds",
+            "inter_token_latency_seconds",
+            "request_time_per_output_token_seconds",
+            "time_per_output_token_seconds",
+            "e2e_request_latency_seconds",
+            "request_queue_time_seconds",
+            "request_inference_time_seconds",
+            "request_prefill_time_seconds",
+            "request_decode_time_seconds",
+            "kv_block_lifetime_seconds",
+            "kv_block_idle_before_evict_seconds",
+            "kv_block_reuse_gap_seconds",
+        ],
+    ),
+];
+
+#[test]
+fn every_name_that_is_promised_is_there_from_the_start() {
+    let server = TestServer::fake();
+    let page = server.get("/metrics").body;
+    for (kind, names) in NAMES {
+        for name in names {
+            assert!(page.contains(&format!("# TYPE vllm:{name} {kind}\n")), "{kind} {name}");
+            let sample =
+                if kind == "histogram" { format!("\nvllm:{name}_bucket{{") } else { format!("\nvllm:{name}{{") };
+            assert!(page.contains(&sample), "a sample of {name}");
+        }
+    }
+}
+
+#[test]
+fn a_page_of_metrics_takes_less_than_a_millisecond() {
+    let server = TestServer::fake();
+    server.ok("/v1/completions", &json!({ "prompt": "x", "max_tokens": 5, "ignore_eos": true, "n": 2 }));
+    let mut times: Vec<Duration> = (0..101)
+        .map(|_| {
+            let started = std::time::Instant::now();
+            assert_eq!(server.get("/metrics").status, 200);
+            started.elapsed()
+        })
+        .collect();
+    times.sort();
+    // With a new connection each, and on a machine that may be busy; a build without optimisation gets more.
+    let limit = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 8 });
+    assert!(times[50] < limit, "{:?}", times[50]);
+}
+
 #[test]
 fn an_abort_is_counted_as_one() {
     let fake = FakeOptions { step_delay: Duration::from_millis(10), ..FakeOptions::small() };
