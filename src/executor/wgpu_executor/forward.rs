@@ -223,6 +223,12 @@ impl Forward {
     }
 }
 
+/// Rows of logits that are computed at once.
+pub(super) fn max_logits(spec: &ModelSpec, cfg: &ExecutorConfig) -> u32 {
+    let row_bytes = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
+    ((LOGITS_BYTES / row_bytes) as u32).max(cfg.max_num_seqs)
+}
+
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
     pub(super) fn forms(&self, format: Format) -> Forms {
@@ -538,7 +544,7 @@ impl Builder<'_> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
         let row_bytes = u64::from(logits_stride) * 4;
-        let max_logits = ((LOGITS_BYTES / row_bytes) as u32).max(self.cfg.max_num_seqs);
+        let max_logits = max_logits(self.spec, self.cfg);
         let (matrix, bias) = match &weights.head {
             Some(part) => (&part.matrix, part.bias.as_ref()),
             None => (&weights.embedding, None),

@@ -97,19 +97,6 @@ impl FfnWeights {
             FfnWeights::Experts(experts) => Some(experts),
         }
     }
-
-    /// Bytes of the matrices.
-    pub fn bytes(&self) -> u64 {
-        let dense = |dense: &DenseWeights| dense.gate_up.iter().chain([&dense.down]).map(|p| p.matrix.bytes()).sum();
-        match self {
-            FfnWeights::Dense(weights) => dense(weights),
-            FfnWeights::Experts(experts) => {
-                let parts = experts.gate_up.iter().chain([&experts.down]).map(|p| p.matrix.bytes());
-                let router = experts.router.iter().map(|p| p.matrix.bytes());
-                parts.chain(router).sum::<u64>() + experts.shared.as_ref().map_or(0, dense)
-            }
-        }
-    }
 }
 
 pub struct ModelWeights {

@@ -167,12 +167,13 @@ fn number(id: &mut Value, ids: &mut Vec<String>) {
 
 /// Appends a delta to the one before it, where nothing but text (and what comes token by token) tells them apart.
 fn join(last: &mut Value, next: &Value) -> bool {
-    const TEXTS: [&str; 6] = [
+    const TEXTS: [&str; 7] = [
         "/choices/0/delta/content",
         "/choices/0/delta/reasoning_content",
         "/choices/0/delta/tool_calls/0/function/arguments",
         "/choices/0/text",
         "/delta/text",
+        "/delta/partial_json",
         "/delta",
     ];
     let Some(path) = TEXTS.iter().find(|path| next.pointer(path).is_some_and(Value::is_string)) else { return false };
