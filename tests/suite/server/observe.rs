@@ -5,7 +5,7 @@ use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
 use kvasir::server::ServerOptions;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::time::Duration;
 
@@ -197,4 +197,50 @@ fn steps_are_streamed_as_they_happen() {
         text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
     assert_eq!(steps[0]["step"], 3);
     assert!(text.contains("id: 3\n") && steps[0]["rows"].is_array(), "{text}");
+}
+
+/// The metrics that an expression of Prometheus names: words with a colon.
+fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    expression.split(move |c| !is_part(c)).filter(|word| word.contains(':'))
+}
+
+#[test]
+fn the_grafana_board_asks_for_metrics_and_labels_that_there_are() {
+    let server = TestServer::fake();
+    server.ok("/v1/completions", &json!({ "prompt": "x", "max_tokens": 5, "ignore_eos": true }));
+    let page = server.get("/metrics").body;
+    let names: BTreeSet<&str> =
+        page.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split('{').next()).collect();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/grafana/kvasir.json");
+    let board: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("the board")).expect("JSON");
+    let panels = board["panels"].as_array().expect("panels");
+    let mut asked = BTreeSet::new();
+    for panel in panels {
+        let title = panel["title"].as_str().expect("a title");
+        for target in panel["targets"].as_array().expect("targets") {
+            let expression = target["expr"].as_str().expect("an expression");
+            assert_eq!(expression.matches('(').count(), expression.matches(')').count(), "{title}: {expression}");
+            for name in metrics_of(expression) {
+                assert!(names.contains(name), "{title}: there is no metric {name}");
+                asked.insert(name);
+            }
+            // A label that the legend shows, or that the sum is by, is one of the metric's.
+            for label in target["legendFormat"].as_str().unwrap_or_default().split("{{").skip(1) {
+                let label = label.split("}}").next().expect("an end");
+                let name = metrics_of(expression).next().expect("a metric");
+                let has = page
+                    .lines()
+                    .any(|line| line.starts_with(&format!("{name}{{")) && line.contains(&format!("{label}=")));
+                assert!(label == "instance" || has, "{title}: {name} has no label {label}");
+            }
+        }
+    }
+    assert!(panels.len() >= 12 && asked.len() >= 25, "{} panels, {asked:?}", panels.len());
+    let ids: BTreeSet<u64> = panels.iter().filter_map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len(), "ids are unique");
+    for variable in board["templating"]["list"].as_array().expect("variables").iter().skip(1) {
+        let query = variable["query"].as_str().expect("a query");
+        assert!(metrics_of(query).all(|name| names.contains(name)), "{query}");
+    }
 }
