@@ -200,7 +200,7 @@ impl Builder<'_> {
             Some(gated) if weights.is_interleaved => {
                 let to_gated = |p| {
                     let rows = self.rows_behind(link, p, rows)?;
-                    self.to_gated(p, rows, self.spec.block.activation, gated)
+                    self.gated_product(p, rows, self.spec.block.activation, gated)
                 };
                 (weights.gate_up.iter().map(to_gated).collect(), Vec::new())
             }

@@ -146,7 +146,7 @@ impl Builder<'_> {
     pub(super) fn sum(&mut self, part: &Part, rows: &Activation, to: Sum<'_>) -> Result<Product, LoadError> {
         match to {
             Sum::Plain { y, accumulate } => self.matmul(part, rows, (y, stride(self.spec.hidden_size)), accumulate),
-            Sum::Folded { x, norm, rows: folded } => self.to_hidden(part, rows, x, (norm, folded)),
+            Sum::Folded { x, norm, rows: folded } => self.hidden_product(part, rows, x, (norm, folded)),
         }
     }
 
@@ -170,7 +170,7 @@ impl Builder<'_> {
     }
 
     /// A product that adds to the hidden state `x` and writes what stands behind the norm that follows.
-    pub(super) fn to_hidden(
+    pub(super) fn hidden_product(
         &mut self,
         part: &Part,
         rows: &Activation,
@@ -183,7 +183,7 @@ impl Builder<'_> {
     }
 
     /// Gate and up, and what stands between them and down.
-    pub(super) fn to_gated(
+    pub(super) fn gated_product(
         &mut self,
         part: &Part,
         rows: Activations<'_>,
