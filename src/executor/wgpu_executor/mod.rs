@@ -7,6 +7,7 @@
 
 mod activation;
 mod ffn;
+mod folding;
 mod forward;
 mod kv_buffers;
 mod latents;
@@ -114,7 +115,7 @@ impl WgpuExecutor {
         }
         let spec = model.spec().clone();
         let before = gpu.allocated_bytes();
-        let weights = weights::upload(&gpu, model, progress)?;
+        let weights = weights::upload(&gpu, model, cfg.precise, progress)?;
         let weights_bytes = gpu.allocated_bytes() - before;
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);

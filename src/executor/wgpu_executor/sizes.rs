@@ -3,7 +3,7 @@
 //! Guarantees: within 3 % of what is allocated, which a test compares for every checkpoint of the fixtures. It opens no
 //! adapter, so it does not know which of two forms attention writes there; it counts both.
 
-use super::activation::Forms;
+use super::activation::{Forms, SQUARES_BYTES};
 use super::{ExecutorConfig, forward, meta_words, shapes};
 use crate::kernels::expert_pairs::Layout;
 use crate::kernels::pack::Format;
@@ -124,8 +124,10 @@ fn attention_row_bytes(spec: &ModelSpec, inputs: &Inputs) -> u64 {
     let q = stride(spec.num_heads * spec.head_dim.next_multiple_of(8));
     let attended = inputs.bytes(inputs.attended, spec.attended_dim());
     let branch = if adds_as_is { 0 } else { hidden };
+    let squares = if inputs.normed.i8 { u64::from(stride(spec.hidden_size) / GROUP) * SQUARES_BYTES } else { 0 };
     let reordered = inputs.reordered.iter().map(|&size| inputs.bytes(Forms::I8, size)).sum::<u64>();
-    hidden + branch + inputs.bytes(inputs.normed, spec.hidden_size) + 4 * u64::from(qkv + q) + attended + reordered
+    let normed = inputs.bytes(inputs.normed, spec.hidden_size) + squares;
+    hidden + branch + normed + 4 * u64::from(qkv + q) + attended + reordered
 }
 
 fn latent_row_bytes(spec: &ModelSpec, inputs: &Inputs) -> u64 {
