@@ -10,7 +10,7 @@ use crate::model::spec::{Activation, ModelSpec, WeightRole};
 /// One layer's.
 pub(super) enum Ffn {
     Dense(Mlp),
-    Experts(Experts),
+    Experts(Box<Experts>),
 }
 
 /// down(act(gate x) * up x); without a gate down(act(up x)).
@@ -62,20 +62,23 @@ impl Ffn {
                 down_bias: None,
             }),
         };
-        Ok(Ffn::Experts(Experts {
+        Ok(Ffn::Experts(Box::new(Experts {
             router: required(model, mix(MixPart::Router))?,
             router_bias: optional(model, mix(MixPart::RouterBias))?,
             selection_bias: optional(model, mix(MixPart::SelectionBias))?,
             experts: (0..spec.num_experts).map(|e| expert(model, l, e)).collect::<Result<_, _>>()?,
             shared,
             shared_mix: optional(model, mix(MixPart::SharedMix))?,
-        }))
+        })))
     }
 
     pub(super) fn projections(&mut self) -> Box<dyn Iterator<Item = &mut Matrix> + '_> {
         match self {
             Ffn::Dense(mlp) => Box::new(mlp.projections()),
-            Ffn::Experts(mix) => Box::new(mix.experts.iter_mut().chain(&mut mix.shared).flat_map(Mlp::projections)),
+            Ffn::Experts(mix) => {
+                let mix = &mut **mix;
+                Box::new(mix.experts.iter_mut().chain(&mut mix.shared).flat_map(Mlp::projections))
+            }
         }
     }
 
