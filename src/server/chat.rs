@@ -17,7 +17,7 @@ use super::wire::chat::{
     AssistantMessage, ChatChoice, ChatChunk, ChatFields, ChatLogprobs, ChatResponse, ChunkChoice, ChunkDelta,
     FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
-use super::wire::{SamplingFields, StreamOptions, UsageBody};
+use super::wire::{RenderedPrompt, SamplingFields, StreamOptions, UsageBody};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{GenerateRequest, OutputRules};
@@ -77,10 +77,10 @@ pub async fn render(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     body: Body,
-) -> ApiResult<Json<Value>> {
+) -> ApiResult<Json<RenderedPrompt>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let prepared = prepare_off_thread(&app, &caller, value).await?;
-    Ok(Json(json!({ "token_ids": prepared.request.prompt })))
+    Ok(Json(RenderedPrompt { token_ids: prepared.request.prompt }))
 }
 
 impl Prepared {
@@ -265,7 +265,7 @@ async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Write
         message: AssistantMessage { role: "assistant", ..AssistantMessage::default() },
         logprobs: writer.has_logprobs.then(ChatLogprobs::default),
         finish_reason: "stop",
-        stop_reason: Value::Null,
+        stop_reason: None,
         token_ids: writer.prompt.is_some().then(Vec::new),
     };
     let mut choices: Vec<ChatChoice> = (0..reducer.num_choices()).map(empty).collect();

@@ -13,7 +13,7 @@ use super::structured;
 use super::wire::completion::{
     CompletionChoice, CompletionFields, CompletionLogprobs, CompletionResponse, PromptField,
 };
-use super::wire::{SamplingFields, StreamOptions};
+use super::wire::{RenderedPrompt, SamplingFields, StreamOptions};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{GenerateRequest, OutputRules};
@@ -21,7 +21,7 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Json, Response};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// As OpenAI's API has it.
@@ -64,10 +64,10 @@ pub async fn render(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     body: Body,
-) -> ApiResult<Json<Value>> {
+) -> ApiResult<Json<Vec<RenderedPrompt>>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let prepared = prepare_off_thread(&app, &caller, value).await?;
-    Ok(Json(prepared.requests.iter().map(|request| json!({ "token_ids": request.prompt })).collect()))
+    Ok(Json(prepared.requests.into_iter().map(|request| RenderedPrompt { token_ids: request.prompt }).collect()))
 }
 
 impl Prepared {
@@ -194,7 +194,7 @@ impl Writer {
             text,
             logprobs,
             finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
-            stop_reason: delta.finish.map_or(Value::Null, |finish| finish.stop),
+            stop_reason: delta.finish.and_then(|finish| finish.stop),
             prompt_token_ids: shows_prompt.then(|| self.prompts[delta.choice / self.n].clone()),
             token_ids: self.returns_ids.then_some(delta.tokens),
         }

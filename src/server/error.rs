@@ -35,6 +35,26 @@ pub struct ErrorBody {
     pub code: Option<&'static str>,
 }
 
+/// In which shape an API tells errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorShape {
+    OpenAi,
+    Anthropic,
+    Inference,
+}
+
+impl ErrorShape {
+    pub fn of_path(path: &str) -> Self {
+        let is_below =
+            |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        match () {
+            () if is_below("/v1/messages") => ErrorShape::Anthropic,
+            () if is_below("/v2") => ErrorShape::Inference,
+            () => ErrorShape::OpenAi,
+        }
+    }
+}
+
 pub type ApiResult<T> = Result<T, ApiError>;
 
 impl ApiError {
@@ -58,6 +78,14 @@ impl ApiError {
         Self::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
             .with_param(param)
             .with_code("unsupported_parameter")
+    }
+
+    /// For something of a type that is not supported: 501 where the type is known, else 400.
+    pub fn unsupported_kind(param: impl Into<String>, what: &str, kind: &str, is_known: bool) -> Self {
+        match is_known {
+            true => Self::unsupported(param, format!("{what} of type `{kind}` are not supported")),
+            false => Self::invalid(param, format!("{what} of type `{kind}` are not known")),
+        }
     }
 
     /// 415 for images, sound and the like.
@@ -153,6 +181,8 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
         let mut response = (self.status, json, self.json()).into_response();
+        // For paths whose errors have another shape.
+        response.extensions_mut().insert(self.clone());
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

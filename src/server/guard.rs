@@ -4,7 +4,8 @@
 //! on loopback only local host names are answered, so that a web page cannot reach the server under a name of its own.
 
 use super::app::{App, Caller, new_id};
-use super::error::ApiError;
+use super::error::{ApiError, ErrorShape};
+use super::{inference, messages};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -18,6 +19,11 @@ const MAX_REQUEST_ID: usize = 200;
 
 /// Routes that need no key.
 const OPEN_ROUTES: [&str; 6] = ["/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"];
+
+/// Whether a path is served to those who have a key only, where there are keys.
+pub fn needs_key(path: &str) -> bool {
+    !OPEN_ROUTES.contains(&path) && !path.starts_with("/health/")
+}
 
 /// Names the request, checks host and key, answers, logs.
 pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
@@ -34,6 +40,7 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
             next.run(request).await
         }
     };
+    response = in_shape_of(&path, response);
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -42,6 +49,19 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
         tracing::info!("{method} {path} {status} {ms} ms {request_id}");
     }
     response
+}
+
+/// Errors, wherever they come from, get the shape of the path's API.
+fn in_shape_of(path: &str, response: Response) -> Response {
+    let Some(error) = response.extensions().get::<ApiError>() else { return response };
+    let body = match ErrorShape::of_path(path) {
+        ErrorShape::OpenAi => return response,
+        ErrorShape::Anthropic => serde_json::to_string(&messages::error_body(error)),
+        ErrorShape::Inference => serde_json::to_string(&inference::error_body(error)),
+    };
+    let (mut parts, _) = response.into_parts();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, body.expect("an error holds strings only").into())
 }
 
 /// The client's id where it is short and plain, else a new one.
@@ -71,8 +91,7 @@ fn owner_of(key: &str) -> u64 {
 }
 
 fn check_key(app: &App, path: &str, key: &str) -> Option<ApiError> {
-    let is_open = OPEN_ROUTES.contains(&path) || path.starts_with("/health/");
-    if is_open || app.options.api_keys.is_empty() {
+    if !needs_key(path) || app.options.api_keys.is_empty() {
         return None;
     }
     let digest = Sha256::digest(key.as_bytes());

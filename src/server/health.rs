@@ -8,12 +8,62 @@ use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use utoipa::ToSchema;
 
 /// A token must come by then for the engine to count as healthy.
 const GENERATE_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Version {
+    pub version: &'static str,
+    pub engine: &'static str,
+    pub model: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ServerLoad {
+    /// Requests under way.
+    pub server_load: usize,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ReplicaLoads {
+    pub timestamp: u64,
+    pub dp_rank_count: u32,
+    pub loads: Vec<ReplicaLoad>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ReplicaLoad {
+    pub dp_rank: u32,
+    pub num_running_reqs: u32,
+    pub num_waiting_reqs: u32,
+    pub num_total_reqs: u32,
+    pub num_used_tokens: u32,
+    pub max_total_num_tokens: u32,
+    pub token_usage: f64,
+    pub cache_hit_rate: f64,
+    pub utilization: f64,
+    pub max_running_requests: u32,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Sleeping {
+    pub is_sleeping: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+pub struct AbortFields {
+    /// Ids of requests or answers; all where nothing is said.
+    pub request_ids: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Aborted {
+    pub num_aborted: usize,
+}
 
 /// 200 with an empty body when requests are served; 503 while loading, recovering, draining or stuck.
 pub async fn ready(State(app): State<App>) -> Response {
@@ -62,17 +112,17 @@ pub async fn generate(State(app): State<App>) -> ApiResult<Response> {
 }
 
 /// The version, and what must agree between replicas.
-pub async fn version(State(app): State<App>) -> Json<Value> {
+pub async fn version(State(app): State<App>) -> Json<Version> {
     let model = app.engine.model().map(|model| model.name.clone());
-    Json(json!({ "version": env!("CARGO_PKG_VERSION"), "engine": "kvasir", "model": model }))
+    Json(Version { version: env!("CARGO_PKG_VERSION"), engine: "kvasir", model })
 }
 
-pub async fn load(State(app): State<App>) -> Json<Value> {
-    Json(json!({ "server_load": app.num_under_way() }))
+pub async fn load(State(app): State<App>) -> Json<ServerLoad> {
+    Json(ServerLoad { server_load: app.num_under_way() })
 }
 
 /// Load in the words of SGLang's routers.
-pub async fn loads(State(app): State<App>) -> ApiResult<Json<Value>> {
+pub async fn loads(State(app): State<App>) -> ApiResult<Json<ReplicaLoads>> {
     let model = app.model()?;
     let snapshot = app.engine.telemetry().snapshot();
     let (mut running, mut waiting) = (0, 0);
@@ -86,26 +136,23 @@ pub async fn loads(State(app): State<App>) -> ApiResult<Json<Value>> {
     let kv = snapshot.kv;
     let (used, total) = (kv.used * model.block_size, kv.total * model.block_size);
     let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-    Ok(Json(json!({
-        "timestamp": unix_seconds(),
-        "dp_rank_count": 1,
-        "loads": [{
-            "dp_rank": 0,
-            "num_running_reqs": running,
-            "num_waiting_reqs": waiting,
-            "num_total_reqs": running + waiting,
-            "num_used_tokens": used,
-            "max_total_num_tokens": total,
-            "token_usage": share(f64::from(used), f64::from(total)),
-            "cache_hit_rate": share(kv.hit_tokens as f64, kv.query_tokens as f64),
-            "utilization": share(f64::from(running), f64::from(model.max_num_seqs)),
-            "max_running_requests": model.max_num_seqs,
-        }],
-    })))
+    let load = ReplicaLoad {
+        dp_rank: 0,
+        num_running_reqs: running,
+        num_waiting_reqs: waiting,
+        num_total_reqs: running + waiting,
+        num_used_tokens: used,
+        max_total_num_tokens: total,
+        token_usage: share(f64::from(used), f64::from(total)),
+        cache_hit_rate: share(kv.hit_tokens as f64, kv.query_tokens as f64),
+        utilization: share(f64::from(running), f64::from(model.max_num_seqs)),
+        max_running_requests: model.max_num_seqs,
+    };
+    Ok(Json(ReplicaLoads { timestamp: unix_seconds(), dp_rank_count: 1, loads: vec![load] }))
 }
 
-pub async fn is_sleeping() -> Json<Value> {
-    Json(json!({ "is_sleeping": false }))
+pub async fn is_sleeping() -> Json<Sleeping> {
+    Json(Sleeping { is_sleeping: false })
 }
 
 pub async fn reset_prefix_cache(State(app): State<App>) -> ApiResult<Response> {
@@ -114,19 +161,14 @@ pub async fn reset_prefix_cache(State(app): State<App>) -> ApiResult<Response> {
     Ok(StatusCode::OK.into_response())
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-struct AbortFields {
-    request_ids: Option<Vec<String>>,
-}
-
 /// Aborts requests by the id of the request or of the answer; all where none is named.
 pub async fn abort_requests(
     State(app): State<App>,
     Extension(_): Extension<Caller>,
     headers: HeaderMap,
     body: Body,
-) -> ApiResult<Json<Value>> {
+) -> ApiResult<Json<Aborted>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let fields: AbortFields = parse::fields(&value)?;
-    Ok(Json(json!({ "num_aborted": app.abort(fields.request_ids.as_deref()) })))
+    Ok(Json(Aborted { num_aborted: app.abort(fields.request_ids.as_deref()) }))
 }

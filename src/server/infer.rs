@@ -8,13 +8,14 @@
 use super::app::{App, Caller, new_id};
 use super::completions;
 use super::error::{ApiError, ApiResult};
-use super::inference::{self, ModelPath, Refusal};
-use super::parse;
+use super::inference::{self, ModelPath};
+use super::parse::{self, PathFields};
 use axum::body::Body;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderName, header};
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 /// Bytes of the JSON at the head of a body, where tensors follow it.
 const JSON_LENGTH: &str = "inference-header-content-length";
@@ -29,13 +30,61 @@ const PROTOCOL: [(&str, fn(&Value) -> bool); 5] = [
     ("sequence_end", |value| value.is_boolean()),
 ];
 
+/// Tensors in; a tensor's data stands beside its shape, or as bytes behind the JSON.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "tensors are read by hand, since their data may lie behind the JSON")]
+pub struct InferFields {
+    id: Option<String>,
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<()>,
+    #[schema(min_items = 1)]
+    inputs: Vec<InputTensor>,
+    outputs: Option<Vec<WantedTensor>>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "tensors are read by hand, since their data may lie behind the JSON")]
+pub struct InputTensor {
+    name: String,
+    datatype: String,
+    shape: Vec<u64>,
+    /// A list, which may hold lists.
+    data: Vec<Value>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "tensors are read by hand, since their data may lie behind the JSON")]
+pub struct WantedTensor {
+    #[schema(pattern = "^(text_output|finish_reason)$")]
+    name: String,
+}
+
+/// The JSON of an answer. Where bytes are wanted they lie behind it, and the media type is `application/octet-stream`.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "tensors are written by hand, since their data may lie behind the JSON")]
+pub struct InferResponse {
+    id: String,
+    model_name: String,
+    model_version: String,
+    outputs: Vec<OutputTensor>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "tensors are written by hand, since their data may lie behind the JSON")]
+pub struct OutputTensor {
+    name: String,
+    datatype: String,
+    shape: Vec<u64>,
+    data: Option<Vec<String>>,
+}
+
 pub async fn infer(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(path): Path<ModelPath>,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Refusal> {
+) -> ApiResult<Response> {
     check_origin(&headers)?;
     let bytes = parse::bytes(&headers, body, app.options.max_body_bytes).await?;
     let (head, binary) = split(&headers, &bytes)?;

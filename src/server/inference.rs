@@ -3,15 +3,16 @@
 use super::app::{App, Caller, new_id};
 use super::completions;
 use super::error::{ApiError, ApiResult};
-use super::parse;
+use super::parse::{self, PathFields};
 use super::reducer::{Delta, Tally};
 use super::sse::{self, Encode};
 use axum::body::Body;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Json, Response};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 /// The one version of a model.
 const VERSION: &str = "1";
@@ -24,21 +25,88 @@ const SHAPES: [(&str, fn(&Value) -> bool); 5] = [
     ("stream", |value| *value == false),
 ];
 
-/// An error in the protocol's shape: `{"error": "…"}`.
-pub struct Refusal(ApiError);
-
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Self {
-        Refusal(error)
-    }
+/// The body of every error.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct InferenceError {
+    pub error: String,
 }
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let body = json!({ "error": self.0.body.message }).to_string();
-        let (head, _) = self.0.into_response().into_parts();
-        Response::from_parts(head, body.into())
-    }
+/// An error in the protocol's shape.
+pub fn error_body(error: &ApiError) -> InferenceError {
+    InferenceError { error: error.body.message.clone() }
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ServerMetadata {
+    pub name: &'static str,
+    pub version: &'static str,
+    pub extensions: Vec<&'static str>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelEntry {
+    pub name: String,
+    pub version: &'static str,
+    /// READY or UNAVAILABLE.
+    pub state: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelMetadata {
+    pub name: String,
+    pub versions: Vec<&'static str>,
+    pub platform: &'static str,
+    pub inputs: Vec<TensorMetadata>,
+    pub outputs: Vec<TensorMetadata>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TensorMetadata {
+    pub name: &'static str,
+    pub datatype: &'static str,
+    pub shape: Vec<i32>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct ModelConfig {
+    pub name: String,
+    pub platform: &'static str,
+    pub backend: &'static str,
+    pub max_batch_size: u32,
+    pub input: Vec<TensorConfig>,
+    pub output: Vec<TensorConfig>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct TensorConfig {
+    pub name: &'static str,
+    pub data_type: &'static str,
+    pub dims: Vec<i32>,
+}
+
+/// Parameters of plain completions may stand beside these fields or in `parameters`.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct GenerateFields {
+    pub id: Option<String>,
+    #[schema(min_length = 1)]
+    pub text_input: String,
+    #[schema(value_type = Option<Object>)]
+    pub parameters: Option<Map<String, Value>>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct GenerateResponse {
+    pub id: String,
+    pub model_name: String,
+    pub model_version: &'static str,
+    pub text_output: String,
+    pub details: GenerateDetails,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct GenerateDetails {
+    /// Null before the end.
+    pub finish_reason: Option<&'static str>,
 }
 
 /// The model that a path names.
@@ -65,43 +133,47 @@ pub(super) fn refuse_shapes(fields: &Value) -> ApiResult<()> {
 }
 
 /// `GET /v2`: what the server is.
-pub async fn server() -> Json<Value> {
-    Json(
-        json!({ "name": "kvasir", "version": env!("CARGO_PKG_VERSION"), "extensions": ["generate", "binary_tensor_data", "model_repository", "model_configuration"] }),
-    )
+pub async fn server() -> Json<ServerMetadata> {
+    let extensions = vec!["generate", "binary_tensor_data", "model_repository", "model_configuration"];
+    Json(ServerMetadata { name: "kvasir", version: env!("CARGO_PKG_VERSION"), extensions })
 }
 
 /// `POST /v2/repository/index`: the models there are.
-pub async fn index(State(app): State<App>) -> Result<Json<Value>, Refusal> {
+pub async fn index(State(app): State<App>) -> ApiResult<Json<Vec<ModelEntry>>> {
     let (model, state) = (app.model()?, if app.unready().is_none() { "READY" } else { "UNAVAILABLE" });
-    let entry = |name| json!({ "name": name, "version": VERSION, "state": state });
+    let entry = |name| ModelEntry { name, version: VERSION, state };
     Ok(Json(app.served_names(&model).into_iter().map(entry).collect()))
 }
 
 /// `GET /v2/models/{name}`.
-pub async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, Refusal> {
-    let name = path.check(&app)?;
-    let text = |name: &str| json!({ "name": name, "datatype": "BYTES", "shape": [-1] });
-    Ok(Json(json!({
-        "name": name, "versions": [VERSION], "platform": "kvasir",
-        "inputs": [text("text_input")], "outputs": [text("text_output"), text("finish_reason")],
-    })))
+pub async fn model(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Json<ModelMetadata>> {
+    let text = |name| TensorMetadata { name, datatype: "BYTES", shape: vec![-1] };
+    Ok(Json(ModelMetadata {
+        name: path.check(&app)?,
+        versions: vec![VERSION],
+        platform: "kvasir",
+        inputs: vec![text("text_input")],
+        outputs: vec![text("text_output"), text("finish_reason")],
+    }))
 }
 
 /// `GET /v2/models/{name}/config`.
-pub async fn config(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, Refusal> {
-    let name = path.check(&app)?;
-    let text = |name: &str| json!({ "name": name, "data_type": "TYPE_STRING", "dims": [-1] });
-    Ok(Json(json!({
-        "name": name, "platform": "", "backend": "kvasir", "max_batch_size": 0,
-        "input": [text("text_input")], "output": [text("text_output"), text("finish_reason")],
-    })))
+pub async fn config(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Json<ModelConfig>> {
+    let text = |name| TensorConfig { name, data_type: "TYPE_STRING", dims: vec![-1] };
+    Ok(Json(ModelConfig {
+        name: path.check(&app)?,
+        platform: "",
+        backend: "kvasir",
+        max_batch_size: 0,
+        input: vec![text("text_input")],
+        output: vec![text("text_output"), text("finish_reason")],
+    }))
 }
 
 /// `GET /v2/models/{name}/ready`.
-pub async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Response, Refusal> {
+pub async fn model_ready(State(app): State<App>, PathFields(path): PathFields<ModelPath>) -> ApiResult<Response> {
     if let Some(reason) = app.unready() {
-        return Err(ApiError::unavailable(reason).into());
+        return Err(ApiError::unavailable(reason));
     }
     path.check(&app)?;
     Ok(StatusCode::OK.into_response())
@@ -111,10 +183,10 @@ pub async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) ->
 pub async fn generate(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(path): Path<ModelPath>,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Refusal> {
+) -> ApiResult<Response> {
     run(app, caller, path, headers, body, false).await
 }
 
@@ -122,10 +194,10 @@ pub async fn generate(
 pub async fn generate_stream(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Path(path): Path<ModelPath>,
+    PathFields(path): PathFields<ModelPath>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Refusal> {
+) -> ApiResult<Response> {
     run(app, caller, path, headers, body, true).await
 }
 
@@ -136,11 +208,12 @@ async fn run(
     headers: HeaderMap,
     body: Body,
     streams: bool,
-) -> Result<Response, Refusal> {
+) -> ApiResult<Response> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let name = path.check(&app)?;
-    let id = value.get("id").and_then(Value::as_str).map_or_else(|| new_id("gen-"), str::to_owned);
-    let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, value)?).await?;
+    let fields: GenerateFields = parse::fields(&value)?;
+    let id = fields.id.clone().unwrap_or_else(|| new_id("gen-"));
+    let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, fields, &value)?).await?;
     let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
     let mut writer = Writer { id, name, finish: None };
     if streams {
@@ -152,25 +225,20 @@ async fn run(
             text.push_str(&writer.text(delta));
         }
     }
-    Ok(Json(writer.response(&text)).into_response())
+    Ok(Json(writer.response(text)).into_response())
 }
 
 /// The same request as a plain completion: parameters are fields.
-fn completion_body(name: &str, value: Value) -> ApiResult<Value> {
-    let prompt = value.get("text_input").and_then(Value::as_str);
-    let prompt = prompt.ok_or_else(|| ApiError::invalid("text_input", "text_input must be a string"))?;
-    let mut fields = Map::new();
-    for source in [Some(&value), value.get("parameters")].into_iter().flatten() {
-        fields.extend(source.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
-    }
-    for own in ["text_input", "parameters", "id"] {
-        fields.remove(own);
-    }
+fn completion_body(name: &str, fields: GenerateFields, value: &Value) -> ApiResult<Value> {
+    let mut all = value.as_object().cloned().unwrap_or_default();
+    all.extend(fields.parameters.unwrap_or_default());
     // Which of the two paths was asked says whether the answer is streamed.
-    fields.remove("stream");
-    let mut body = Value::Object(fields);
+    for own in ["text_input", "parameters", "id", "stream"] {
+        all.remove(own);
+    }
+    let mut body = Value::Object(all);
     refuse_shapes(&body)?;
-    body["prompt"] = prompt.into();
+    body["prompt"] = fields.text_input.into();
     body["model"] = name.into();
     Ok(body)
 }
@@ -187,11 +255,14 @@ impl Writer {
         completions::text_of(delta.parts)
     }
 
-    fn response(&self, text: &str) -> Value {
-        json!({
-            "id": self.id, "model_name": self.name, "model_version": VERSION, "text_output": text,
-            "details": { "finish_reason": self.finish },
-        })
+    fn response(&self, text: String) -> GenerateResponse {
+        GenerateResponse {
+            id: self.id.clone(),
+            model_name: self.name.clone(),
+            model_version: VERSION,
+            text_output: text,
+            details: GenerateDetails { finish_reason: self.finish },
+        }
     }
 }
 
@@ -199,13 +270,13 @@ impl Encode for Writer {
     fn delta(&mut self, delta: Delta, _: Tally, out: &mut String) {
         let text = self.text(delta);
         if !text.is_empty() || self.finish.is_some() {
-            sse::data(out, &self.response(&text));
+            sse::data(out, &self.response(text));
         }
     }
 
     fn end(&mut self, _: Tally, _: &mut String) {}
 
     fn fail(&mut self, error: &ApiError, out: &mut String) {
-        sse::data(out, &json!({ "error": error.body.message }));
+        sse::data(out, &error_body(error));
     }
 }

@@ -5,7 +5,7 @@
 //! known fields that are not supported are refused, never ignored; answers name no paths and no internals. It does not
 //! attempt TLS, several models at once or routing between replicas.
 //!
-//! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`guard`] (keys, hosts,
+//! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`openapi`] (their description), [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
 //! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], then a file per
 //! endpoint.
@@ -26,6 +26,7 @@ mod messages;
 mod metrics;
 mod models;
 mod observe;
+mod openapi;
 pub mod options;
 mod parse;
 mod prepare;
@@ -41,5 +42,6 @@ mod tokens;
 pub mod tools;
 mod wire;
 
+pub use openapi::document as openapi_document;
 pub use options::ServerOptions;
 pub use run::{ServeError, Server};

@@ -2,8 +2,9 @@
 
 use super::app::{App, AppState};
 use super::error::ApiResult;
+use super::parse::PathFields;
 use crate::engine::handle::LoadedModel;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Json;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -32,7 +33,7 @@ pub async fn list(State(app): State<App>) -> ApiResult<Json<ModelList>> {
     Ok(Json(ModelList { object: "list", data }))
 }
 
-pub async fn show(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Json<ModelCard>> {
+pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<ModelCard>> {
     let model = app.model()?;
     let id = app.check_name(&model, Some(&id))?;
     Ok(Json(card(&app, &model, id)))

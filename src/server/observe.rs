@@ -3,15 +3,17 @@
 use super::app::App;
 use super::error::ApiResult;
 use super::metrics::{Facts, page};
+use super::parse::QueryFields;
 use super::sse;
 use axum::body::{Body, Bytes};
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Json, Response};
 use serde::Deserialize;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 /// Between looks at the ring of records.
 const STEP_INTERVAL: Duration = Duration::from_millis(20);
@@ -45,7 +47,28 @@ pub async fn state(State(app): State<App>) -> ApiResult<Response> {
     Ok(Json(&*app.engine.telemetry().snapshot()).into_response())
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+/// What a reader of snapshots needs to know first; the other fields are the engine's own.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "describes a type of telemetry, which knows nothing of the web")]
+pub struct EngineState {
+    /// The step that it was taken after.
+    step: u64,
+    /// The requests that the engine knows.
+    #[schema(value_type = Vec<Object>)]
+    requests: Vec<()>,
+    /// Counts of the KV cache.
+    #[schema(value_type = Object)]
+    kv: (),
+}
+
+/// The record of one step; the other fields are the engine's own.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "describes a type of telemetry, which knows nothing of the web")]
+pub struct StepEvent {
+    step: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
 pub struct StepsQuery {
     /// Start after this step; by default with the next one.
     after: Option<u64>,
@@ -53,7 +76,11 @@ pub struct StepsQuery {
 
 /// The stream of step records, an event for each, its id the number of the step. A gap in the ids means that the reader
 /// was too slow: a new snapshot is then the way on.
-pub async fn steps(State(app): State<App>, Query(query): Query<StepsQuery>, headers: HeaderMap) -> Response {
+pub async fn steps(
+    State(app): State<App>,
+    QueryFields(query): QueryFields<StepsQuery>,
+    headers: HeaderMap,
+) -> Response {
     let telemetry = app.engine.telemetry();
     let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let mut after = seen.or(query.after).unwrap_or_else(|| telemetry.snapshot().step);

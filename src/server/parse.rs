@@ -1,11 +1,41 @@
-//! Bodies to typed requests: size, media type, JSON, types; the error names the field.
+//! Bodies, paths and queries to typed requests: size, media type, JSON, types; the error names the field.
 
 use super::error::{ApiError, ApiResult};
 use axum::body::{Body, Bytes};
+use axum::extract::{FromRequestParts, Path, Query};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
+
+/// The parameters of a path: one text, or a struct with their names.
+pub struct PathFields<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathFields<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(fields) = Path::<T>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| ApiError::bad_request(format!("the path cannot be read: {}", e.body_text())))?;
+        Ok(PathFields(fields))
+    }
+}
+
+/// The fields of a query.
+pub struct QueryFields<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryFields<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Query(fields) = Query::<T>::from_request_parts(parts, state)
+            .await
+            .map_err(|e| ApiError::bad_request(format!("the query cannot be read: {}", e.body_text())))?;
+        Ok(QueryFields(fields))
+    }
+}
 
 /// A body must have come whole by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -80,4 +110,12 @@ pub fn refuse(value: &Value, fields: &[(&'static str, fn(&Value) -> bool)]) -> A
         }
     }
     Ok(())
+}
+
+/// A field of a part of the body that must be a string.
+pub fn text_of<'a>(value: &'a Value, at: &str, field: &str) -> ApiResult<&'a str> {
+    value.get(field).and_then(Value::as_str).ok_or_else(|| {
+        let param = format!("{at}.{field}");
+        ApiError::invalid(param.clone(), format!("{param} must be a string"))
+    })
 }

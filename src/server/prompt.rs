@@ -1,6 +1,7 @@
 //! Messages and texts to prompt tokens, through the model's template.
 
 use super::error::{ApiError, ApiResult};
+use super::parse;
 use super::tools::{self, Tools};
 use super::wire::chat::ChatFields;
 use crate::engine::handle::LoadedModel;
@@ -111,10 +112,31 @@ fn one_message(i: usize, message: &Value) -> ApiResult<Value> {
     out.insert("role".into(), role.into());
     out.insert("content".into(), content(&at, fields.get("content"))?.into());
     out.retain(|_, value| !value.is_null());
-    if let Some(calls) = out.get_mut("tool_calls").and_then(Value::as_array_mut) {
-        calls.iter_mut().for_each(parse_arguments);
+    for field in ["tool_call_id", "name"] {
+        if out.contains_key(field) {
+            parse::text_of(message, &at, field)?;
+        }
+    }
+    if let Some(calls) = out.get_mut("tool_calls") {
+        check_calls(&format!("{at}.tool_calls"), calls)?;
+        calls.as_array_mut().into_iter().flatten().for_each(parse_arguments);
     }
     Ok(Value::Object(out))
+}
+
+fn check_calls(at: &str, calls: &Value) -> ApiResult<()> {
+    let Some(calls) = calls.as_array() else {
+        return Err(ApiError::invalid(at, format!("{at} must be a list")));
+    };
+    for (i, call) in calls.iter().enumerate() {
+        let at = format!("{at}[{i}].function");
+        let function = &call["function"];
+        parse::text_of(function, &at, "name")?;
+        if !function["arguments"].is_object() {
+            parse::text_of(function, &at, "arguments")?;
+        }
+    }
+    Ok(())
 }
 
 /// Text parts are joined by line ends.

@@ -6,8 +6,7 @@
 use super::answer::AnswerParser;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, FinishReason, RunError, TokenLogprobs, Usage};
-use crate::server::wire::{PromptTokensDetails, UsageBody};
-use serde_json::Value;
+use crate::server::wire::{PromptTokensDetails, StopCause, UsageBody};
 
 /// What is new of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,8 +43,8 @@ pub enum Part {
 pub struct Finish {
     /// OpenAI's word.
     pub reason: &'static str,
-    /// The stop string or the token that ended it; null otherwise.
-    pub stop: Value,
+    /// What ended it, where that was a stop string or a token.
+    pub stop: Option<StopCause>,
 }
 
 /// What the request has used so far.
@@ -182,9 +181,9 @@ impl Reducer {
         }
         self.choices[choice].finish(&mut delta.parts);
         let stop = match reason {
-            FinishReason::StopString(stop) => Value::from(stop.as_str()),
-            FinishReason::StopToken(token) => Value::from(*token),
-            _ => Value::Null,
+            FinishReason::StopString(stop) => Some(StopCause::Text(stop.clone())),
+            FinishReason::StopToken(token) => Some(StopCause::Token(*token)),
+            _ => None,
         };
         // An answer that was cut off has no whole calls.
         let word = match reason.api_word() {

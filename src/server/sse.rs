@@ -41,6 +41,15 @@ pub fn data(out: &mut String, event: &impl Serialize) {
     out.push_str("\n\n");
 }
 
+/// Appends one event whose name is the `type` that it begins with.
+pub fn named(out: &mut String, event: &impl Serialize) {
+    let event = serde_json::to_value(event).expect("events hold strings, numbers and lists");
+    out.push_str("event: ");
+    out.push_str(event["type"].as_str().unwrap_or_default());
+    out.push('\n');
+    data(out, &event);
+}
+
 /// The answer whose body is the stream.
 pub fn respond(app: &App, generation: Generation, reducer: Reducer, encoder: impl Encode) -> Response {
     let (sender, mut receiver) = mpsc::channel::<Bytes>(CHANNEL);

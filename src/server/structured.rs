@@ -16,7 +16,7 @@ pub struct StructuredFields {
     pub response_format: Option<ResponseFormat>,
     pub structured_outputs: Option<StructuredOutputs>,
     /// Older names of what `structured_outputs` holds.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<SchemaField>)]
     pub guided_json: Option<Value>,
     pub guided_regex: Option<String>,
     pub guided_choice: Option<Vec<String>>,
@@ -27,36 +27,48 @@ pub struct StructuredFields {
     pub bad_words: Option<Vec<String>>,
     /// False shows special tokens in the text.
     pub skip_special_tokens: Option<bool>,
+    #[schema(ignore)]
     ignore_eos: Option<bool>,
+    #[schema(ignore)]
     min_tokens: Option<u32>,
+}
+
+/// A JSON schema, as an object or as text.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "schemas stay JSON")]
+pub enum SchemaField {
+    #[schema(value_type = Object)]
+    Schema(Value),
+    Text(String),
 }
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ResponseFormat {
     /// text, json_object or json_schema.
     #[serde(rename = "type")]
+    #[schema(pattern = "^(text|json_object|json_schema)$")]
     pub kind: String,
     pub json_schema: Option<JsonSchemaFormat>,
 }
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct JsonSchemaFormat {
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = SchemaField)]
     pub schema: Option<Value>,
 }
 
 /// One of these.
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct StructuredOutputs {
-    /// A JSON schema, as an object or as text.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<SchemaField>)]
     pub json: Option<Value>,
     pub json_object: Option<bool>,
     pub regex: Option<String>,
     pub choice: Option<Vec<String>>,
     /// In Lark's notation.
     pub grammar: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(ignore)]
     structural_tag: Option<Value>,
 }
 
@@ -112,8 +124,8 @@ fn grammars(fields: &StructuredFields) -> ApiResult<Vec<(&'static str, Grammar)>
                 found.push(("response_format", Grammar::JsonSchema(schema)));
             }
             kind => {
-                let message = format!("response_format of type `{kind}` is not supported");
-                return Err(ApiError::unsupported("response_format", message));
+                let is_known = kind == "structural_tag" || kind == "grammar";
+                return Err(ApiError::unsupported_kind("response_format", "response formats", kind, is_known));
             }
         }
     }

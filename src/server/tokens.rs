@@ -5,14 +5,14 @@ use super::error::{ApiError, ApiResult};
 use super::parse;
 use super::prompt;
 use super::tools::Tools;
-use super::wire::chat::ChatFields;
+use super::wire::chat::{ChatFields, ChatMessage};
 use crate::ids::TokenId;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 /// Either `prompt`, or `messages` as in a chat.
@@ -23,6 +23,8 @@ pub struct TokenizeFields {
     /// By default true for a prompt and false for messages.
     pub add_special_tokens: Option<bool>,
     pub return_token_strs: Option<bool>,
+    #[schema(value_type = Option<Vec<ChatMessage>>, min_items = 1)]
+    pub messages: Option<Value>,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -39,6 +41,11 @@ pub struct DetokenizeRequest {
     pub tokens: Vec<TokenId>,
 }
 
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct DetokenizeResponse {
+    pub prompt: String,
+}
+
 pub async fn tokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<TokenizeResponse>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let work = tokio::task::spawn_blocking(move || tokenize_value(&app, &value));
@@ -51,7 +58,7 @@ fn tokenize_value(app: &App, value: &Value) -> ApiResult<TokenizeResponse> {
     app.check_name(&model, fields.model.as_deref())?;
     let tokens = match &fields.prompt {
         Some(text) => prompt::encode(&model, text, fields.add_special_tokens.unwrap_or(true), "prompt")?,
-        None if value.get("messages").is_some() => {
+        None if fields.messages.is_some() => {
             let chat: ChatFields = parse::fields(value)?;
             let tools = Tools::of(value)?;
             let rendered = prompt::render_chat(&chat, tools.as_ref(), &model)?;
@@ -64,7 +71,7 @@ fn tokenize_value(app: &App, value: &Value) -> ApiResult<TokenizeResponse> {
     Ok(TokenizeResponse { count: tokens.len(), max_model_len: model.max_model_len, tokens, token_strs })
 }
 
-pub async fn detokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<Value>> {
+pub async fn detokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<DetokenizeResponse>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let fields: DetokenizeRequest = parse::fields(&value)?;
     let model = app.model()?;
@@ -73,5 +80,5 @@ pub async fn detokenize(State(app): State<App>, headers: HeaderMap, body: Body) 
         let message = format!("token {id} is outside the vocabulary of {} tokens", model.vocab_size);
         return Err(ApiError::invalid("tokens", message));
     }
-    Ok(Json(json!({ "prompt": model.tokenizer.decode(&fields.tokens, false) })))
+    Ok(Json(DetokenizeResponse { prompt: model.tokenizer.decode(&fields.tokens, false) }))
 }

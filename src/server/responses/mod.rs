@@ -7,21 +7,24 @@
 mod request;
 mod store;
 
-pub use request::ResponsesFields;
 pub use store::ResponseStore;
 
 use super::app::{App, Caller, new_id, unix_seconds};
 use super::blocks::{Block, BlockEvent, Blocks};
 use super::chat;
 use super::error::{ApiError, ApiResult};
-use super::parse;
+use super::parse::{self, PathFields};
 use super::reducer::{Delta, Finish, Tally};
 use super::sse::{self, Encode};
+use super::wire::responses::{
+    DeletedResponse, IncompleteDetails, InputTokensDetails, NumberedEvent, OutputItem, OutputPart, OutputTokensDetails,
+    Place, ResponseObject, ResponsesEvent, ResponsesFault, ResponsesFields, ResponsesUsage,
+};
 use axum::body::Body;
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Json, Response};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 pub async fn create(
     State(app): State<App>,
@@ -40,9 +43,10 @@ pub async fn create(
     let prepared = chat::prepare_off_thread(&app, &caller, body).await?;
     let id = new_id("resp_");
     let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
+    let streams = fields.stream == Some(true);
     let kept = (fields.store != Some(false)).then(|| (app.clone(), messages));
     let mut writer = Writer {
-        head: request::head(&fields, &value, &id, &prepared.name, unix_seconds()),
+        head: request::head(fields, &id, &prepared.name, unix_seconds()),
         id,
         item_ids: Vec::new(),
         blocks: Blocks::default(),
@@ -51,7 +55,7 @@ pub async fn create(
         sequence: 0,
         kept,
     };
-    if fields.stream == Some(true) {
+    if streams {
         return Ok(sse::respond(&app, generation, reducer, writer));
     }
     while let Some((run, event)) = generation.recv().await {
@@ -64,13 +68,13 @@ pub async fn create(
     Ok(Json(response).into_response())
 }
 
-pub async fn show(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Json<Value>> {
+pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<Value>> {
     app.responses.get(&id).map(Json).ok_or_else(|| unknown(&id))
 }
 
-pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> ApiResult<Json<Value>> {
+pub async fn delete(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<DeletedResponse>> {
     match app.responses.remove(&id) {
-        true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),
+        true => Ok(Json(DeletedResponse { id, object: "response", deleted: true })),
         false => Err(unknown(&id)),
     }
 }
@@ -82,7 +86,7 @@ fn unknown(id: &str) -> ApiError {
 /// Makes events of deltas, and one response of all.
 struct Writer {
     /// The fields that do not depend on the answer.
-    head: Value,
+    head: ResponseObject,
     id: String,
     /// Of each block.
     item_ids: Vec<String>,
@@ -116,138 +120,117 @@ impl Writer {
         self.finish.as_ref().is_some_and(|finish| finish.reason == "length")
     }
 
-    fn response(&self, tally: Tally) -> Value {
+    fn response(&self, tally: Tally) -> ResponseObject {
         let mut response = self.head.clone();
-        let status = match &self.finish {
+        response.status = match &self.finish {
             None => "in_progress",
             Some(finish) if finish.reason == "abort" => "cancelled",
             Some(_) if self.is_incomplete() => "incomplete",
             Some(_) => "completed",
         };
-        response["status"] = status.into();
         if self.is_incomplete() {
-            response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+            response.incomplete_details = Some(IncompleteDetails { reason: "max_output_tokens" });
         }
         if self.finish.is_some() {
             let last = self.blocks.all.len().saturating_sub(1);
             let status = |i| if i == last && self.is_incomplete() { "incomplete" } else { "completed" };
-            response["output"] = (0..self.blocks.all.len()).map(|i| self.item(i, status(i))).collect();
-            response["usage"] = json!({
-                "input_tokens": tally.prompt_tokens,
-                "input_tokens_details": { "cached_tokens": tally.cached_tokens },
-                "output_tokens": tally.output_tokens,
-                "output_tokens_details": { "reasoning_tokens": 0 },
-                "total_tokens": tally.prompt_tokens + tally.output_tokens,
+            response.output = (0..self.blocks.all.len()).map(|i| self.item(i, status(i))).collect();
+            response.usage = Some(ResponsesUsage {
+                input_tokens: tally.prompt_tokens,
+                input_tokens_details: InputTokensDetails { cached_tokens: tally.cached_tokens },
+                output_tokens: tally.output_tokens,
+                output_tokens_details: OutputTokensDetails { reasoning_tokens: 0 },
+                total_tokens: tally.prompt_tokens + tally.output_tokens,
             });
         }
         response
     }
 
     /// An item of the output; one that is in progress is empty.
-    fn item(&self, i: usize, status: &str) -> Value {
-        let id = &self.item_ids[i];
+    fn item(&self, i: usize, status: &'static str) -> OutputItem {
+        let id = self.item_ids[i].clone();
         let is_empty = status == "in_progress";
+        let content = |part: OutputPart| if is_empty { Vec::new() } else { vec![part] };
         match &self.blocks.all[i] {
             Block::Text(text) => {
-                let content = if is_empty { json!([]) } else { json!([text_part(text)]) };
-                json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": content })
+                OutputItem::Message { id, status, role: "assistant", content: content(text_part(text)) }
             }
             Block::Reasoning(text) => {
-                let content = if is_empty { json!([]) } else { json!([reasoning_part(text)]) };
-                json!({ "id": id, "type": "reasoning", "status": status, "summary": [], "content": content })
+                OutputItem::Reasoning { id, status, summary: Vec::new(), content: content(reasoning_part(text)) }
             }
             Block::Call { id: call_id, name, arguments } => {
-                let arguments = if is_empty { "" } else { arguments };
-                json!({
-                    "id": id, "type": "function_call", "status": status,
-                    "call_id": call_id, "name": name, "arguments": arguments,
-                })
+                let arguments = if is_empty { String::new() } else { arguments.clone() };
+                OutputItem::FunctionCall { id, status, call_id: call_id.clone(), name: name.clone(), arguments }
             }
         }
     }
 
-    fn event(&mut self, out: &mut String, name: &str, fields: Value) {
-        let mut event = json!({ "type": name, "sequence_number": self.sequence });
+    fn event(&mut self, out: &mut String, event: ResponsesEvent) {
+        sse::named(out, &NumberedEvent { event, sequence_number: self.sequence });
         self.sequence += 1;
-        if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), fields) {
-            event.extend(fields);
-        }
-        out.push_str(&format!("event: {name}\n"));
-        sse::data(out, &event);
     }
 
     fn begin(&mut self, out: &mut String) {
         if !std::mem::replace(&mut self.has_begun, true) {
-            let mut response = self.head.clone();
-            response["status"] = "in_progress".into();
-            self.event(out, "response.created", json!({ "response": response }));
-            self.event(out, "response.in_progress", json!({ "response": response }));
+            self.event(out, ResponsesEvent::Created { response: self.head.clone() });
+            self.event(out, ResponsesEvent::InProgress { response: self.head.clone() });
         }
+    }
+
+    fn place(&self, i: usize) -> Place {
+        Place { item_id: self.item_ids[i].clone(), output_index: i, content_index: 0 }
     }
 
     fn open(&mut self, i: usize, out: &mut String) {
         let item = self.item(i, "in_progress");
-        self.event(out, "response.output_item.added", json!({ "output_index": i, "item": item }));
+        self.event(out, ResponsesEvent::ItemAdded { output_index: i, item });
         let part = match self.blocks.all[i] {
             Block::Text(_) => text_part(""),
             Block::Reasoning(_) => reasoning_part(""),
             Block::Call { .. } => return,
         };
-        let fields = json!({ "item_id": self.item_ids[i], "output_index": i, "content_index": 0, "part": part });
-        self.event(out, "response.content_part.added", fields);
+        self.event(out, ResponsesEvent::PartAdded { at: self.place(i), part });
     }
 
-    fn grow(&mut self, i: usize, text: &str, out: &mut String) {
-        let id = self.item_ids[i].clone();
-        let in_content = json!({ "item_id": id, "output_index": i, "content_index": 0, "delta": text });
-        match self.blocks.all[i] {
-            Block::Text(_) => {
-                let mut fields = in_content;
-                fields["logprobs"] = json!([]);
-                self.event(out, "response.output_text.delta", fields);
-            }
-            Block::Reasoning(_) => self.event(out, "response.reasoning_text.delta", in_content),
-            Block::Call { .. } => {
-                let fields = json!({ "item_id": id, "output_index": i, "delta": text });
-                self.event(out, "response.function_call_arguments.delta", fields);
-            }
-        }
+    fn grow(&mut self, i: usize, delta: String, out: &mut String) {
+        let at = self.place(i);
+        let event = match self.blocks.all[i] {
+            Block::Text(_) => ResponsesEvent::TextDelta { at, delta, logprobs: Vec::new() },
+            Block::Reasoning(_) => ResponsesEvent::ReasoningDelta { at, delta },
+            Block::Call { .. } => ResponsesEvent::ArgumentsDelta { item_id: at.item_id, output_index: i, delta },
+        };
+        self.event(out, event);
     }
 
     fn close(&mut self, i: usize, out: &mut String) {
-        let id = self.item_ids[i].clone();
-        let place = json!({ "item_id": id, "output_index": i, "content_index": 0 });
-        let with = |name: &str, value: Value| {
-            let mut fields = place.clone();
-            fields[name] = value;
-            fields
-        };
+        let at = self.place(i);
         match self.blocks.all[i].clone() {
             Block::Text(text) => {
-                let mut fields = with("text", text.as_str().into());
-                fields["logprobs"] = json!([]);
-                self.event(out, "response.output_text.done", fields);
-                self.event(out, "response.content_part.done", with("part", text_part(&text)));
+                let part = text_part(&text);
+                self.event(out, ResponsesEvent::TextDone { at: at.clone(), text, logprobs: Vec::new() });
+                self.event(out, ResponsesEvent::PartDone { at, part });
             }
             Block::Reasoning(text) => {
-                self.event(out, "response.reasoning_text.done", with("text", text.as_str().into()));
-                self.event(out, "response.content_part.done", with("part", reasoning_part(&text)));
+                let part = reasoning_part(&text);
+                self.event(out, ResponsesEvent::ReasoningDone { at: at.clone(), text });
+                self.event(out, ResponsesEvent::PartDone { at, part });
             }
             Block::Call { name, arguments, .. } => {
-                let fields = json!({ "item_id": id, "output_index": i, "name": name, "arguments": arguments });
-                self.event(out, "response.function_call_arguments.done", fields);
+                let (item_id, output_index) = (at.item_id, i);
+                self.event(out, ResponsesEvent::ArgumentsDone { item_id, output_index, name, arguments });
             }
         }
         let is_last = i + 1 == self.blocks.all.len() && self.is_incomplete();
         let item = self.item(i, if is_last { "incomplete" } else { "completed" });
-        self.event(out, "response.output_item.done", json!({ "output_index": i, "item": item }));
+        self.event(out, ResponsesEvent::ItemDone { output_index: i, item });
     }
 
     /// Keeps a finished response, unless the client does not want that.
-    fn keep(&mut self, response: &Value) {
+    fn keep(&mut self, response: &ResponseObject) {
         if let Some((app, mut messages)) = self.kept.take() {
             messages.extend(request::messages_of_output(&self.blocks.all));
-            app.responses.insert(self.id.clone(), response.clone(), messages);
+            let response = serde_json::to_value(response).expect("a response holds strings, numbers and lists");
+            app.responses.insert(self.id.clone(), response, messages);
         }
     }
 }
@@ -258,7 +241,7 @@ impl Encode for Writer {
         for happened in self.take(delta) {
             match happened {
                 BlockEvent::Open(i) => self.open(i, out),
-                BlockEvent::Delta(i, text) => self.grow(i, &text, out),
+                BlockEvent::Delta(i, text) => self.grow(i, text, out),
                 BlockEvent::Close(i) => self.close(i, out),
             }
         }
@@ -268,23 +251,26 @@ impl Encode for Writer {
         self.begin(out);
         let response = self.response(tally);
         self.keep(&response);
-        let name = if self.is_incomplete() { "response.incomplete" } else { "response.completed" };
-        self.event(out, name, json!({ "response": response }));
+        let event = match self.is_incomplete() {
+            true => ResponsesEvent::Incomplete { response },
+            false => ResponsesEvent::Completed { response },
+        };
+        self.event(out, event);
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut String) {
         self.begin(out);
         let mut response = self.head.clone();
-        response["status"] = "failed".into();
-        response["error"] = json!({ "code": "server_error", "message": error.body.message });
-        self.event(out, "response.failed", json!({ "response": response }));
+        response.status = "failed";
+        response.error = Some(ResponsesFault { code: "server_error", message: error.body.message.clone() });
+        self.event(out, ResponsesEvent::Failed { response });
     }
 }
 
-fn text_part(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+fn text_part(text: &str) -> OutputPart {
+    OutputPart::OutputText { text: text.to_owned(), annotations: Vec::new(), logprobs: Vec::new() }
 }
 
-fn reasoning_part(text: &str) -> Value {
-    json!({ "type": "reasoning_text", "text": text })
+fn reasoning_part(text: &str) -> OutputPart {
+    OutputPart::ReasoningText { text: text.to_owned() }
 }

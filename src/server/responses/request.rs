@@ -2,9 +2,9 @@
 
 use crate::server::blocks::Block;
 use crate::server::error::{ApiError, ApiResult};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
+use crate::server::parse;
+use crate::server::wire::responses::{ResponseObject, ResponsesFields, ResponsesFormat, ResponsesText, ResponsesTool};
+use serde_json::{Value, json};
 
 /// Fields that are known and not supported, with the values that mean nothing.
 pub const UNSUPPORTED: [(&str, fn(&Value) -> bool); 5] = [
@@ -14,30 +14,6 @@ pub const UNSUPPORTED: [(&str, fn(&Value) -> bool); 5] = [
     ("top_logprobs", |value| *value == 0),
     ("truncation", |value| value == "disabled"),
 ];
-
-/// Model and sampling fields go along to the chat under their own names.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-pub struct ResponsesFields {
-    /// A text, or a list of items.
-    #[schema(value_type = Object)]
-    pub input: Value,
-    /// Said first by the system; not carried over to later turns.
-    pub instructions: Option<String>,
-    pub max_output_tokens: Option<u32>,
-    pub stream: Option<bool>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub tools: Option<Vec<Value>>,
-    #[schema(value_type = Option<Object>)]
-    pub tool_choice: Option<Value>,
-    pub parallel_tool_calls: Option<bool>,
-    #[schema(value_type = Option<Object>)]
-    pub text: Option<Value>,
-    #[schema(value_type = Option<Object>)]
-    pub reasoning: Option<Value>,
-    /// False does not keep the response.
-    pub store: Option<bool>,
-    pub previous_response_id: Option<String>,
-}
 
 /// The same request as a chat, and its conversation without the instructions.
 pub fn chat_body(fields: &ResponsesFields, value: &Value, before: Vec<Value>) -> ApiResult<(Value, Vec<Value>)> {
@@ -60,16 +36,17 @@ pub fn chat_body(fields: &ResponsesFields, value: &Value, before: Vec<Value>) ->
     {
         body.remove(own);
     }
+    body.insert("model".into(), json!(fields.model));
     body.insert("messages".into(), messages.into());
     body.insert("n".into(), 1.into());
     body.insert("max_tokens".into(), json!(fields.max_output_tokens));
-    body.insert("reasoning_effort".into(), fields.reasoning.as_ref().map_or(Value::Null, |r| r["effort"].clone()));
-    if let Some(format) = fields.text.as_ref().and_then(|text| text.get("format")) {
-        body.insert("response_format".into(), response_format(format)?);
+    body.insert("reasoning_effort".into(), json!(fields.reasoning.as_ref().map(|reasoning| &reasoning.effort)));
+    if let Some(format) = fields.text.as_ref().and_then(|text| text.format.as_ref()) {
+        body.insert("response_format".into(), response_format(format));
     }
     if let Some(tools) = &fields.tools {
-        let tools: ApiResult<Vec<Value>> = tools.iter().enumerate().map(|(i, tool)| function(i, tool)).collect();
-        body.insert("tools".into(), tools?.into());
+        let tool = |tool: &ResponsesTool| json!({ "type": tool.kind, "function": tool.function });
+        body.insert("tools".into(), tools.iter().map(tool).collect());
     }
     if let Some(choice) = &fields.tool_choice {
         let nested = match choice.get("name") {
@@ -100,29 +77,48 @@ pub fn messages_of_output(blocks: &[Block]) -> Vec<Value> {
     vec![message]
 }
 
-/// The fields of a response that do not depend on its answer.
-pub fn head(fields: &ResponsesFields, value: &Value, id: &str, model: &str, created: u64) -> Value {
-    let or = |name: &str, default: Value| value.get(name).filter(|given| !given.is_null()).cloned().unwrap_or(default);
-    let reasoning = json!({ "effort": null, "summary": null });
-    json!({
-        "id": id, "object": "response", "created_at": created, "status": "in_progress", "model": model,
-        "background": false, "error": null, "incomplete_details": null, "output": [], "usage": null,
-        "instructions": fields.instructions, "max_output_tokens": fields.max_output_tokens,
-        "metadata": or("metadata", json!({})), "parallel_tool_calls": fields.parallel_tool_calls.unwrap_or(true),
-        "previous_response_id": fields.previous_response_id, "reasoning": or("reasoning", reasoning),
-        "store": fields.store.unwrap_or(true), "temperature": or("temperature", json!(1.0)),
-        "text": or("text", json!({ "format": { "type": "text" } })), "tool_choice": or("tool_choice", "auto".into()),
-        "tools": or("tools", json!([])), "top_p": or("top_p", json!(1.0)), "truncation": "disabled",
-    })
+/// A response before its answer.
+pub fn head(fields: ResponsesFields, id: &str, model: &str, created: u64) -> ResponseObject {
+    let text = fields.text.filter(|text| text.format.is_some());
+    ResponseObject {
+        id: id.to_owned(),
+        object: "response",
+        created_at: created,
+        status: "in_progress",
+        model: model.to_owned(),
+        background: false,
+        error: None,
+        incomplete_details: None,
+        output: Vec::new(),
+        usage: None,
+        instructions: fields.instructions,
+        max_output_tokens: fields.max_output_tokens,
+        metadata: fields.metadata.unwrap_or_default(),
+        parallel_tool_calls: fields.parallel_tool_calls.unwrap_or(true),
+        previous_response_id: fields.previous_response_id,
+        reasoning: fields.reasoning.unwrap_or_default(),
+        store: fields.store.unwrap_or(true),
+        temperature: fields.temperature.unwrap_or(1.0),
+        text: text.unwrap_or(ResponsesText { format: Some(ResponsesFormat::Text {}) }),
+        tool_choice: fields.tool_choice.unwrap_or_else(|| "auto".into()),
+        tools: fields.tools.unwrap_or_default(),
+        top_p: fields.top_p.unwrap_or(1.0),
+        truncation: "disabled",
+    }
 }
 
 fn push_item(at: &str, item: &Value, messages: &mut Vec<Value>) -> ApiResult<()> {
+    let text = |field| parse::text_of(item, at, field);
+    let missing = |field: &str| ApiError::invalid(format!("{at}.{field}"), format!("{at}.{field} is missing"));
     match item["type"].as_str() {
         None | Some("message") => {
-            messages.push(json!({ "role": item["role"], "content": item["content"] }));
+            if item["content"].is_null() {
+                return Err(missing("content"));
+            }
+            messages.push(json!({ "role": text("role")?, "content": item["content"] }));
         }
         Some("function_call") => {
-            let call = call(item["call_id"].clone(), item["name"].clone(), item["arguments"].clone());
+            let call = call(text("call_id")?.into(), text("name")?.into(), text("arguments")?.into());
             // Calls of one turn are one message.
             match messages.last_mut().filter(|last| last["role"] == "assistant") {
                 Some(last) if last["tool_calls"].is_array() => {
@@ -132,12 +128,16 @@ fn push_item(at: &str, item: &Value, messages: &mut Vec<Value>) -> ApiResult<()>
                 None => messages.push(json!({ "role": "assistant", "content": "", "tool_calls": [call] })),
             }
         }
-        Some("function_call_output") => messages.push(json!({
-            "role": "tool", "tool_call_id": item["call_id"], "content": item["output"],
-        })),
+        Some("function_call_output") => {
+            if item["output"].is_null() {
+                return Err(missing("output"));
+            }
+            messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": item["output"] }));
+        }
         Some("reasoning") => {}
         Some(kind) => {
-            return Err(ApiError::unsupported(at, format!("{at}: items of type `{kind}` are not supported")));
+            let is_known = kind == "item_reference" || kind.ends_with("_call") || kind.ends_with("_call_output");
+            return Err(ApiError::unsupported_kind(at, &format!("{at}: items"), kind, is_known));
         }
     }
     Ok(())
@@ -147,23 +147,12 @@ fn call(id: Value, name: Value, arguments: Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
-fn response_format(format: &Value) -> ApiResult<Value> {
-    Ok(match format["type"].as_str() {
-        Some("json_schema") => {
-            json!({ "type": "json_schema", "json_schema": { "name": format["name"], "schema": format["schema"] } })
-        }
-        Some("text" | "json_object") => format.clone(),
-        _ => return Err(ApiError::invalid("text.format", "text.format.type must be text, json_object or json_schema")),
-    })
-}
-
-fn function(i: usize, tool: &Value) -> ApiResult<Value> {
-    let mut fields: Map<String, Value> = tool.as_object().cloned().unwrap_or_default();
-    match fields.remove("type").as_ref().and_then(Value::as_str) {
-        Some("function") => Ok(json!({ "type": "function", "function": fields })),
-        kind => {
-            let message = format!("tools[{i}]: tools of type `{}` are not supported", kind.unwrap_or_default());
-            Err(ApiError::unsupported(format!("tools[{i}].type"), message))
+fn response_format(format: &ResponsesFormat) -> Value {
+    match format {
+        ResponsesFormat::Text {} => json!({ "type": "text" }),
+        ResponsesFormat::JsonObject {} => json!({ "type": "json_object" }),
+        ResponsesFormat::JsonSchema { name, schema, .. } => {
+            json!({ "type": "json_schema", "json_schema": { "name": name, "schema": schema } })
         }
     }
 }

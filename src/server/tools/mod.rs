@@ -26,30 +26,78 @@ pub const FORMATS: [&str; 9] =
 
 const MAX_TOOLS: usize = 128;
 
+/// Tools of OpenAI's API that no server of models runs by itself.
+const KNOWN_KINDS: [&str; 11] = [
+    "custom",
+    "web_search",
+    "web_search_preview",
+    "file_search",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "mcp",
+    "image_generation",
+    "local_shell",
+    "apply_patch",
+];
+
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct ToolFields {
+    #[schema(max_items = 128)]
     pub tools: Option<Vec<ToolField>>,
-    /// none, auto, required, or `{"type": "function", "function": {"name": …}}`.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<ToolChoiceField>)]
     pub tool_choice: Option<Value>,
     /// False allows one call at most.
     pub parallel_tool_calls: Option<bool>,
 }
 
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "the field is read by hand, so that its errors say what is wrong")]
+pub enum ToolChoiceField {
+    Word(ChoiceWord),
+    Named {
+        /// `function`.
+        #[serde(rename = "type")]
+        #[schema(pattern = "^function$")]
+        kind: String,
+        function: NamedFunction,
+    },
+}
+
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "the field is read by hand, so that its errors say what is wrong")]
+pub enum ChoiceWord {
+    None,
+    Auto,
+    Required,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "the field is read by hand, so that its errors say what is wrong")]
+pub struct NamedFunction {
+    name: String,
+}
+
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ToolField {
+    /// `function`.
     #[serde(rename = "type")]
+    #[schema(pattern = "^function$")]
     pub kind: String,
+    #[schema(required, nullable = false)]
     pub function: Option<FunctionField>,
 }
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct FunctionField {
+    #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$")]
     pub name: String,
     pub description: Option<String>,
     /// A JSON schema.
     #[schema(value_type = Option<Object>)]
-    pub parameters: Option<Value>,
+    pub parameters: Option<Map<String, Value>>,
     pub strict: Option<bool>,
 }
 
@@ -159,14 +207,17 @@ impl Tools {
 }
 
 fn parameters(function: &FunctionField) -> Value {
-    function.parameters.clone().unwrap_or_else(|| json!({ "type": "object", "properties": {} }))
+    match &function.parameters {
+        Some(schema) => Value::Object(schema.clone()),
+        None => json!({ "type": "object", "properties": {} }),
+    }
 }
 
 fn function(i: usize, tool: ToolField) -> ApiResult<FunctionField> {
     let at = format!("tools[{i}]");
     if tool.kind != "function" {
-        let message = format!("{at}: tools of type `{}` are not supported", tool.kind);
-        return Err(ApiError::unsupported(format!("{at}.type"), message));
+        let is_known = KNOWN_KINDS.contains(&tool.kind.as_str());
+        return Err(ApiError::unsupported_kind(format!("{at}.type"), &format!("{at}: tools"), &tool.kind, is_known));
     }
     let function = tool.function.ok_or_else(|| ApiError::invalid(&at, format!("{at}.function is missing")))?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -194,8 +245,9 @@ fn choice(field: Option<&Value>, functions: &[FunctionField]) -> ApiResult<Optio
             None => return fault("tool_choice.function.name is missing".into()),
         },
         Some(other) => {
-            let message = format!("tool_choice of type {} is not supported", other["type"]);
-            return Err(ApiError::unsupported("tool_choice", message));
+            let kind = other["type"].as_str().unwrap_or_default();
+            let is_known = kind == "allowed_tools" || KNOWN_KINDS.contains(&kind);
+            return Err(ApiError::unsupported_kind("tool_choice", "choices", kind, is_known));
         }
     };
     if chosen == Choice::Required && functions.is_empty() {

@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::UsageBody;
+use super::{StopCause, UsageBody};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,14 +9,16 @@ use utoipa::ToSchema;
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct ChatFields {
-    /// Objects with `role` and `content`.
-    #[schema(value_type = Vec<Object>)]
+    #[schema(value_type = Vec<ChatMessage>, min_items = 1)]
     pub messages: Vec<Value>,
+    #[schema(minimum = 1)]
     pub max_tokens: Option<u32>,
     /// The newer name of `max_tokens`; it goes first.
+    #[schema(minimum = 1)]
     pub max_completion_tokens: Option<u32>,
     pub logprobs: Option<bool>,
-    /// Alternatives per token, at most 20.
+    /// Alternatives per token; more than none needs `logprobs`.
+    #[schema(maximum = 20)]
     pub top_logprobs: Option<u32>,
     pub reasoning_effort: Option<String>,
     /// A template to use instead of the model's.
@@ -26,6 +28,55 @@ pub struct ChatFields {
     pub chat_template_kwargs: Option<BTreeMap<String, Value>>,
     pub add_generation_prompt: Option<bool>,
     pub continue_final_message: Option<bool>,
+}
+
+/// A message of a conversation. Templates may read further fields.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "messages stay JSON, since templates read what they like of them")]
+pub struct ChatMessage {
+    /// system, developer, user, assistant or tool, as far as the template knows them.
+    role: String,
+    content: Option<ChatContent>,
+    /// Calls that an assistant made.
+    tool_calls: Option<Vec<MadeCall>>,
+    /// The call that a tool answers.
+    tool_call_id: Option<String>,
+    name: Option<String>,
+}
+
+/// A text, or parts of text.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "messages stay JSON, since templates read what they like of them")]
+pub enum ChatContent {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+#[derive(ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[allow(dead_code, reason = "messages stay JSON, since templates read what they like of them")]
+pub enum ContentPart {
+    Text { text: String },
+    InputText { text: String },
+    OutputText { text: String },
+    Refusal { refusal: String },
+    Thinking { thinking: String },
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "messages stay JSON, since templates read what they like of them")]
+pub struct MadeCall {
+    id: Option<String>,
+    function: MadeFunctionCall,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "messages stay JSON, since templates read what they like of them")]
+pub struct MadeFunctionCall {
+    name: String,
+    /// JSON text.
+    arguments: String,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -46,9 +97,7 @@ pub struct ChatChoice {
     pub message: AssistantMessage,
     pub logprobs: Option<ChatLogprobs>,
     pub finish_reason: &'static str,
-    /// The stop string, or the token, that ended the output.
-    #[schema(value_type = Object)]
-    pub stop_reason: Value,
+    pub stop_reason: Option<StopCause>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
 }
@@ -121,8 +170,8 @@ pub struct ChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     pub finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Object)]
-    pub stop_reason: Option<Value>,
+    #[schema(value_type = Option<StopCause>)]
+    pub stop_reason: Option<Option<StopCause>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
 }

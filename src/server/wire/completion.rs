@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::UsageBody;
+use super::{StopCause, UsageBody};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,8 +10,10 @@ use utoipa::ToSchema;
 pub struct CompletionFields {
     pub prompt: PromptField,
     /// At most so many output tokens; 16 where nothing is said.
+    #[schema(minimum = 1)]
     pub max_tokens: Option<u32>,
-    /// Report the log-probabilities of so many alternatives, at most 20.
+    /// Report the log-probabilities of so many alternatives.
+    #[schema(maximum = 20)]
     pub logprobs: Option<u32>,
 }
 
@@ -43,9 +45,7 @@ pub struct CompletionChoice {
     pub text: String,
     pub logprobs: Option<CompletionLogprobs>,
     pub finish_reason: Option<&'static str>,
-    /// The stop string, or the token, that ended the output.
-    #[schema(value_type = Object)]
-    pub stop_reason: Value,
+    pub stop_reason: Option<StopCause>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -2,8 +2,10 @@
 
 pub mod chat;
 pub mod completion;
+pub mod messages;
+pub mod responses;
 mod sampling;
 mod usage;
 
 pub use sampling::{SamplingFields, StopField, StreamOptions};
-pub use usage::{PromptTokensDetails, UsageBody};
+pub use usage::{PromptTokensDetails, RenderedPrompt, StopCause, UsageBody};

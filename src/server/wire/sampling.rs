@@ -11,21 +11,30 @@ pub struct SamplingFields {
     /// A served name; nothing is the model that is loaded.
     pub model: Option<String>,
     /// 0 takes the most likely token, the lowest id on ties.
+    #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f32>,
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub top_p: Option<f32>,
     /// 0 and -1 keep all tokens.
+    #[schema(minimum = -1, maximum = 4_294_967_295_i64)]
     pub top_k: Option<i64>,
+    #[schema(minimum = 0, maximum = 1)]
     pub min_p: Option<f32>,
     /// Choices to return.
+    #[schema(minimum = 1, maximum = 128)]
     pub n: Option<u32>,
     /// Choices to draw, of which the `n` most likely are returned.
+    #[schema(minimum = 1, maximum = 128)]
     pub best_of: Option<u32>,
     pub stop: Option<StopField>,
     pub stop_token_ids: Option<Vec<TokenId>>,
     pub include_stop_str_in_output: Option<bool>,
     pub seed: Option<i64>,
+    #[schema(minimum = -2, maximum = 2)]
     pub presence_penalty: Option<f32>,
+    #[schema(minimum = -2, maximum = 2)]
     pub frequency_penalty: Option<f32>,
+    #[schema(exclusive_minimum = 0)]
     pub repetition_penalty: Option<f32>,
     /// Token ids, as strings, to what is added to their logits: -100 to 100.
     pub logit_bias: Option<BTreeMap<String, f32>>,

@@ -1,5 +1,6 @@
-//! What a request used, as OpenAI's API counts it.
+//! What answers have in common: what a request used, as OpenAI's API counts it, and what ended it.
 
+use crate::ids::TokenId;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -15,4 +16,18 @@ pub struct UsageBody {
 pub struct PromptTokensDetails {
     /// Prompt tokens whose keys and values were there already.
     pub cached_tokens: u32,
+}
+
+/// The stop string, or the token, that ended an output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum StopCause {
+    Text(String),
+    Token(TokenId),
+}
+
+/// The tokens that a request would run on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct RenderedPrompt {
+    pub token_ids: Vec<TokenId>,
 }

@@ -39,6 +39,8 @@ fn a_wrong_key_reaches_no_handler() {
         assert_eq!(answer.status, 401, "{path}");
         assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
     }
+    let answer = server.send("POST", "/v1/messages", &[JSON], "{}");
+    assert_eq!((answer.status, &answer.json()["error"]["type"]), (401, &"authentication_error".into()));
     for path in ["/health", "/health/live", "/health/ready", "/ping", "/version"] {
         assert_eq!(server.get(path).status, 200, "{path}");
     }

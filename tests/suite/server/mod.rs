@@ -6,6 +6,7 @@ mod infer;
 mod lifecycle;
 mod logprobs;
 mod observe;
+mod openapi;
 mod other_apis;
 mod streams;
 mod structured;
@@ -104,7 +105,9 @@ impl TestServer {
         stream.write_all(request(method, path, headers, body).as_bytes()).expect("a server that reads");
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).expect("an answer");
-        answer(&bytes)
+        let answer = answer(&bytes);
+        openapi::check(method, path, &answer);
+        answer
     }
 
     pub fn get(&self, path: &str) -> Answer {
