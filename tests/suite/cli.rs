@@ -108,6 +108,7 @@ fn has_adapter() -> bool {
 fn exit_codes_tell_what_went_wrong() {
     let (llama, missing) = (fixture("tiny/llama"), fixture("tiny/no_such_model"));
     let text = fixture("smollm2/perplexity_text.txt");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces/sharing_under_pressure.jsonl").to_owned();
     let cases: &[(i32, &[&str])] = &[
         (0, &["--help"]),
         (0, &["--version"]),
@@ -119,6 +120,11 @@ fn exit_codes_tell_what_went_wrong() {
         (2, &["generate", "hi", "--model", &llama, "-n", "3", "--best-of", "2"]),
         (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
+        (2, &["generate", "hi", "--model", &llama, "--block-size", "3"]),
+        (2, &["replay", &trace, "--max-num-seqs", "4294967295"]),
+        (2, &["replay", &trace, "--block-size", "4294967295"]),
+        (2, &["replay", &trace, "--num-blocks", "4294967295"]),
+        (2, &["trace", "export", &trace, "--out", &trace]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &missing, "--out", "never-written"]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &text, "--out", "never-written"]),
         (2, &["render", "--messages", &missing, "--template", &missing]),

@@ -33,6 +33,7 @@ use crate::memory;
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
+use crate::telemetry::kernels::by_kernel;
 use forward::{Forward, StepShape};
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
@@ -341,7 +342,9 @@ impl WgpuExecutor {
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
             corrupted = canary::corruptions(&pending.batch, &words);
         }
-        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, ..StepOutput::default() };
+        let times = finished.dispatches.iter().map(|(kernel, label, us)| (kernel.as_str(), label.as_str(), *us));
+        let kernels = by_kernel(times);
+        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, kernels, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);
@@ -417,6 +420,10 @@ impl Executor for WgpuExecutor {
 
     fn has_canary(&self) -> bool {
         self.canary.is_some()
+    }
+
+    fn set_profiling(&mut self, on: bool) -> bool {
+        self.replayer.set_profiling(on)
     }
 
     fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {
