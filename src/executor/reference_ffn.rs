@@ -9,7 +9,7 @@ use crate::model::spec::{Activation, ModelSpec, WeightRole};
 
 /// One layer's.
 pub(super) enum Ffn {
-    Dense(Mlp),
+    Dense(Box<Mlp>),
     Experts(Box<Experts>),
 }
 
@@ -41,14 +41,14 @@ impl Mlp {
 impl Ffn {
     pub(super) fn load(model: &Model, l: u32) -> Result<Ffn, LoadError> {
         let Some(spec) = model.spec().experts_of(l) else {
-            return Ok(Ffn::Dense(Mlp {
+            return Ok(Ffn::Dense(Box::new(Mlp {
                 gate: optional(model, WeightRole::Gate(l))?,
                 up: required(model, WeightRole::Up(l))?,
                 down: required(model, WeightRole::Down(l))?,
                 gate_bias: optional(model, WeightRole::GateBias(l))?,
                 up_bias: optional(model, WeightRole::UpBias(l))?,
                 down_bias: optional(model, WeightRole::DownBias(l))?,
-            }));
+            })));
         };
         let mix = |part| WeightRole::Mix(l, part);
         let shared = match optional(model, mix(MixPart::SharedUp))? {
