@@ -53,6 +53,8 @@ pub struct StepBatch {
     /// all that comes in.
     pub swap_out: Vec<HostTransfer>,
     pub swap_in: Vec<HostTransfer>,
+    /// Tokens (first, number) whose hidden states come back, after the last norm.
+    pub hidden: Vec<(u32, u32)>,
     /// What comes back besides the sampled ids.
     pub want: Want,
 }
@@ -164,6 +166,7 @@ impl StepBatch {
             chains,
             swap_out,
             swap_in,
+            hidden,
             want,
         } = self;
         groups.clear();
@@ -195,6 +198,7 @@ impl StepBatch {
         biases.clear();
         swap_out.clear();
         swap_in.clear();
+        hidden.clear();
     }
 }
 

@@ -45,6 +45,9 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
+        if let Some((first, number)) = self.hidden.iter().find(|(first, n)| (first + n) as usize > tokens || *n == 0) {
+            return Err(format!("hidden wants {number} tokens from {first}, the batch has {tokens}"));
+        }
         self.check_masks(vocab_size)?;
         self.check_copies(num_blocks)?;
         (0..rows).try_for_each(|row| (0..groups).try_for_each(|group| self.check_row(row, group, num_blocks)))?;

@@ -3,6 +3,7 @@
 use super::choices::{self, Choice};
 use super::mailbox::EventSink;
 use super::output::TextOutput;
+use super::pooling::Pool;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{
     Decoding, EngineEvent, FinishReason, OutputRules, OwnerTag, RunTimings, TokenConstraint, TokenLogprobs, Usage,
@@ -33,6 +34,8 @@ pub struct LiveRun {
     rules: OutputRules,
     /// The constraint of each choice that has drawn a token.
     constraints: Vec<Option<Box<dyn TokenConstraint>>>,
+    /// Of a run for an embedding.
+    pub pool: Option<Pool>,
 }
 
 /// When a step was committed.
@@ -69,10 +72,12 @@ impl LiveRun {
             is_pin: false,
             rules: OutputRules::default(),
             constraints: Vec::new(),
+            pool: None,
         }
     }
 
     pub fn with_rules(mut self, rules: OutputRules) -> Self {
+        self.pool = rules.pooling.map(Pool::new);
         self.rules = rules;
         self
     }

@@ -178,7 +178,11 @@ impl ReferenceExecutor {
                 }),
             );
         }
-        finish(batch, logits, vocab)
+        let states = |&(first, number): &(u32, u32)| {
+            let rows = x[first as usize * hidden..(first + number) as usize * hidden].chunks_exact(hidden);
+            rows.flat_map(|row| self.output_norm.apply(&self.spec, row)).collect()
+        };
+        StepOutput { hidden: batch.hidden.iter().map(states).collect(), ..finish(batch, logits, vocab) }
     }
 
     fn copy_blocks(&mut self, batch: &StepBatch) {

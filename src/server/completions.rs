@@ -112,7 +112,7 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     let model = app.model()?;
     let name = app.check_name(&model, fields.model.as_deref())?;
     let add_special = fields.add_special_tokens.unwrap_or(true);
-    let (prompts, prefixes) = prompts(&own.prompt, &model, add_special, echo)?;
+    let (prompts, prefixes) = prompts(&own.prompt, &model, (add_special, "prompt"), echo)?;
     if prompts.is_empty() || prompts.len() > app.options.max_prompts {
         let message = format!("prompt must hold 1 to {} prompts, not {}", app.options.max_prompts, prompts.len());
         return Err(ApiError::invalid("prompt", message));
@@ -128,10 +128,11 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     Ok(Prepared { model, name, fields, own, requests, rules, prefixes })
 }
 
-fn prompts(
+/// The tokens of each prompt, and its text where it is echoed; `name` is that of the field.
+pub(super) fn prompts(
     field: &PromptField,
     model: &LoadedModel,
-    add_special: bool,
+    (add_special, name): (bool, &'static str),
     echo: bool,
 ) -> ApiResult<(Vec<Vec<TokenId>>, Vec<String>)> {
     let texts: &[String] = match field {
@@ -141,7 +142,7 @@ fn prompts(
         PromptField::TokenLists(lists) => return Ok(of_tokens(lists, model, echo)),
     };
     let prompts: ApiResult<Vec<Vec<TokenId>>> =
-        texts.iter().map(|text| prompt::encode(model, text, add_special, "prompt")).collect();
+        texts.iter().map(|text| prompt::encode(model, text, add_special, name)).collect();
     let prefix = |text: &String| if echo { text.clone() } else { String::new() };
     Ok((prompts?, texts.iter().map(prefix).collect()))
 }

@@ -5,6 +5,7 @@ use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::ffn::{Ffn, FfnScratch};
+use super::hidden::Hidden;
 use super::kv_buffers::KvBuffers;
 use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
@@ -43,6 +44,7 @@ pub struct StepShape {
     pub has_penalties: bool,
     pub has_masks: bool,
     pub has_logprobs: bool,
+    pub has_hidden: bool,
 }
 
 /// Bound kernels of one layer.
@@ -75,6 +77,7 @@ pub struct Forward {
     residual: Residual,
     layers: Vec<Layer>,
     output_norm: Vec<Norm>,
+    pub hidden: Hidden,
     head: Product,
     logit_cap: Option<LogitCap>,
     penalties: Penalties,
@@ -183,6 +186,9 @@ impl Forward {
             layer.ffn.record(recording, n);
             layer.add_mlp.iter().for_each(|k| k.record(recording, n));
         }
+        if shape.has_hidden {
+            self.hidden.record(recording, n);
+        }
         self.record_head(recording, shape, samples);
     }
 
@@ -216,6 +222,7 @@ impl Forward {
                 has_penalties: true,
                 has_masks: true,
                 has_logprobs: true,
+                has_hidden: true,
             };
             self.record_copies(recording, 1);
             self.record(recording, shape, true);
@@ -326,7 +333,7 @@ impl Builder<'_> {
         };
         let has_ffn_norm = self.spec.block.residual != Residual::ParallelOneNorm;
         Ok(Layer {
-            attn_norm: self.norm(weights.attn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
+            attn_norm: self.norm(weights.attn_norm.as_ref(), &scratch.x, &scratch.normed, RowCount::Tokens)?,
             qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
             qk_norm: self.heads_norm(weights, scratch)?,
             latent: self.latent_of(l, weights, scratch, table, &k_cache)?,
@@ -339,7 +346,7 @@ impl Builder<'_> {
             o: self.matmul(&weights.o, &scratch.attended, (target.0, stride(hidden)), target.1)?,
             add_attended: self.add_branch(weights.post_attn_norm.as_ref(), scratch)?,
             ffn_norm: match has_ffn_norm {
-                true => self.norm(weights.ffn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
+                true => self.norm(weights.ffn_norm.as_ref(), &scratch.x, &scratch.normed, RowCount::Tokens)?,
                 false => Vec::new(),
             },
             ffn: self.ffn(&weights.ffn, &scratch.normed, &scratch.ffn, target, &scratch.x)?,
@@ -379,10 +386,10 @@ impl Builder<'_> {
     }
 
     /// The norm in the forms that `out` has; a copy where the model has no norm there.
-    fn norm(
+    pub(super) fn norm(
         &mut self,
         norm: Option<&NormWeights>,
-        scratch: &Scratch,
+        x: &BufferSlice,
         out: &Activation,
         rows: RowCount,
     ) -> Result<Vec<Norm>, LoadError> {
@@ -391,7 +398,7 @@ impl Builder<'_> {
         let kind = norm_kind(self.spec.block.norm, gain.as_ref(), bias.as_ref());
         let norms = out.outputs().map(|y| {
             let target = Target::Row(y);
-            Norm::new(&mut self.context(), "norm", &scratch.x, kind, target, size, rows).map_err(LoadError::from)
+            Norm::new(&mut self.context(), "norm", x, kind, target, size, rows).map_err(LoadError::from)
         });
         norms.collect()
     }
@@ -570,7 +577,13 @@ impl Builder<'_> {
                 true => Some(LogitCap::new(&mut self.context(), cap, &logits_all)?),
                 false => None,
             },
-            output_norm: self.norm(Some(&weights.output_norm), scratch, &last, RowCount::Logits)?,
+            output_norm: self.norm(Some(&weights.output_norm), &scratch.x, &last, RowCount::Logits)?,
+            hidden: Hidden::new(
+                &mut self,
+                &weights.output_norm,
+                &scratch.x,
+                &[scratch.branch.as_ref(), Some(&scratch.qkv)],
+            )?,
             head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
             penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
             mask: Mask::new(&mut self.context(), params, &logits_all)?,

@@ -8,6 +8,7 @@
 mod activation;
 mod ffn;
 mod forward;
+mod hidden;
 mod kv_buffers;
 mod latents;
 mod product;
@@ -237,6 +238,7 @@ impl WgpuExecutor {
             has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
             has_masks: !batch.masks.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
+            has_hidden: !batch.hidden.is_empty(),
         };
         let samples = batch.want == Want::Ids;
         self.recording.clear();
@@ -270,6 +272,9 @@ impl WgpuExecutor {
             }
         } else if rows > 0 {
             readback.push(self.forward.logits.slice(0, rows * u64::from(self.forward.logits_stride) * 4));
+        }
+        if !head_only {
+            readback.extend(batch.hidden.iter().map(|span| self.forward.hidden.span(*span)));
         }
         readback.extend(marks);
         let outgoing = outgoing.map(|(outgoing, slice)| {
@@ -333,7 +338,9 @@ impl WgpuExecutor {
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
             corrupted = canary::corruptions(&pending.batch, &words);
         }
-        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, ..StepOutput::default() };
+        let spans = finished.readback.split_off(finished.readback.len().saturating_sub(pending.batch.hidden.len()));
+        let hidden = spans.iter().map(|bytes| self.forward.hidden.decode(bytes)).collect();
+        let mut out = StepOutput { stats: stats_of(&finished), hidden, swap_us, corrupted, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);

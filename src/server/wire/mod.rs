@@ -8,4 +8,4 @@ mod sampling;
 mod usage;
 
 pub use sampling::{SamplingFields, StopField, StreamOptions};
-pub use usage::{PromptTokensDetails, RenderedPrompt, StopCause, UsageBody};
+pub use usage::{CompletionTokensDetails, PromptTokensDetails, RenderedPrompt, StopCause, UsageBody};
