@@ -4,7 +4,7 @@
 
 use super::super::LoadError;
 use super::activation::Activation;
-use super::forward::Builder;
+use super::forward::{Builder, Scratch};
 use super::weights::NormWeights;
 use crate::gpu::{BufferSlice, Recording};
 use crate::kernels::context::RowCount;
@@ -19,22 +19,17 @@ pub struct Hidden {
 }
 
 impl Hidden {
-    /// `x` is what leaves the last layer. The first of the `free` buffers (nothing reads them after that) that is large
-    /// enough is written to; a new one where none is.
-    pub(super) fn new(
-        b: &mut Builder<'_>,
-        output_norm: &NormWeights,
-        x: &BufferSlice,
-        free: &[Option<&BufferSlice>],
-    ) -> Result<Hidden, LoadError> {
+    /// Writes where nothing is read after the last layer, if there is room; to a buffer of its own where there is not.
+    pub(super) fn new(b: &mut Builder<'_>, output_norm: &NormWeights, scratch: &Scratch) -> Result<Hidden, LoadError> {
         let (size, rows) = (b.spec.hidden_size, b.cfg.max_tokens_per_step);
         let bytes = u64::from(rows) * u64::from(stride(size)) * 4;
-        let states = match free.iter().flatten().find(|slice| slice.size >= bytes) {
-            Some(slice) => (*slice).clone(),
+        let mut free = scratch.branch.iter().chain([&scratch.qkv]);
+        let states = match free.find(|slice| slice.size >= bytes) {
+            Some(slice) => slice.clone(),
             None => b.f32_rows("hidden states", rows, stride(size))?,
         };
         let out = Activation { f32: Some(states.clone()), i8: None };
-        let norm = b.norm(Some(output_norm), x, &out, RowCount::Tokens)?;
+        let norm = b.norm(Some(output_norm), scratch, &out, RowCount::Tokens)?;
         Ok(Hidden { norm, states, size })
     }
 

@@ -7,6 +7,7 @@
 
 mod activation;
 mod ffn;
+mod folding;
 mod forward;
 mod hidden;
 mod kv_buffers;
@@ -14,6 +15,7 @@ mod latents;
 mod product;
 mod rope_tables;
 mod shapes;
+mod sizes;
 mod swap;
 mod weights;
 
@@ -38,6 +40,7 @@ use weights::ModelWeights;
 
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
+pub use sizes::{weights_bytes, workspace_bytes};
 pub use weights::Progress;
 
 /// Sizes of everything that is allocated at load.
@@ -66,7 +69,8 @@ pub struct WgpuExecutor {
     cfg: ExecutorConfig,
     groups: LayerGroups,
     /// Held for the buffers that the bound kernels use.
-    weights: ModelWeights,
+    _weights: ModelWeights,
+    weights_bytes: u64,
     forward: Forward,
     replayer: Replayer,
     meta: Buffer,
@@ -111,7 +115,9 @@ impl WgpuExecutor {
             return Err(LoadError::Unsupported(format!("a block size of {} is no power of two", cfg.block_size)));
         }
         let spec = model.spec().clone();
-        let weights = weights::upload(&gpu, model, progress)?;
+        let before = gpu.allocated_bytes();
+        let weights = weights::upload(&gpu, model, cfg.precise, progress)?;
+        let weights_bytes = gpu.allocated_bytes() - before;
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
@@ -144,7 +150,8 @@ impl WgpuExecutor {
             cfg,
             groups,
             swapper: Swapper::new(&forward.kv, 0),
-            weights,
+            _weights: weights,
+            weights_bytes,
             forward,
         };
         executor.warm_up()?;
@@ -164,11 +171,12 @@ impl WgpuExecutor {
 
     /// Bytes of packed weights on the GPU.
     pub fn weights_bytes(&self) -> u64 {
-        let layers = self.weights.layers.iter();
-        let attention = layers.clone().flat_map(|l| l.qkv.iter().chain([&l.o])).map(|p| p.matrix.bytes());
-        let head = self.weights.head.iter().map(|p| p.matrix.bytes());
-        let ffn: u64 = layers.map(|l| l.ffn.bytes()).sum();
-        self.weights.embedding.bytes() + attention.chain(head).sum::<u64>() + ffn
+        self.weights_bytes
+    }
+
+    /// Bytes of everything that the executor holds on the GPU.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.gpu.allocated_bytes()
     }
 
     /// Whether long rows are split over workgroups, and whether rows on one prefix read it together. No bit of a result
