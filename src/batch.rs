@@ -55,8 +55,19 @@ pub struct StepBatch {
     pub swap_in: Vec<HostTransfer>,
     /// Tokens (first, number) whose hidden states come back, after the last norm.
     pub hidden: Vec<(u32, u32)>,
+    /// Tokens of which the log-probability of a given next token comes back.
+    pub scored: Vec<ScoredToken>,
     /// What comes back besides the sampled ids.
     pub want: Want,
+}
+
+/// Asks for the log-probability of a token that is known to follow, and of the most likely ones beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredToken {
+    /// Index into the token arrays.
+    pub token_idx: u32,
+    pub next: TokenId,
+    pub num_top: u8,
 }
 
 /// Stands for "any token" in [`StepBatch::mask_start`].
@@ -167,6 +178,7 @@ impl StepBatch {
             swap_out,
             swap_in,
             hidden,
+            scored,
             want,
         } = self;
         groups.clear();
@@ -199,6 +211,7 @@ impl StepBatch {
         swap_out.clear();
         swap_in.clear();
         hidden.clear();
+        scored.clear();
     }
 }
 

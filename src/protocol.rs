@@ -318,6 +318,9 @@ pub enum EngineEvent {
         /// What a beam search ranks by.
         score: Option<f32>,
     },
+    /// The log-probabilities of the prompt's tokens but the first, given those before, of a run that asked for them; it
+    /// comes before any text.
+    PromptLogprobs { rows: Vec<TokenLogprobs> },
     /// The prompt's pooled hidden state, after the model's last norm, of a run that asked for it. [hidden_size]
     Embedding { values: Vec<f32> },
     /// The one terminal event of a run that ended well.

@@ -158,6 +158,7 @@ fn stream(session: &session::Session, run: &Run) -> Result<String, CliError> {
                 | EngineEvent::Reading { .. }
                 | EngineEvent::Preempted { .. }
                 | EngineEvent::Choice { .. }
+                | EngineEvent::PromptLogprobs { .. }
                 | EngineEvent::Embedding { .. },
             )
             | None => {}

@@ -194,6 +194,7 @@ pub fn collect_choices(
                 EngineEvent::Started { .. }
                 | EngineEvent::Reading { .. }
                 | EngineEvent::Preempted { .. }
+                | EngineEvent::PromptLogprobs { .. }
                 | EngineEvent::Embedding { .. },
             )
             | None => {}

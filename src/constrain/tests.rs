@@ -51,7 +51,7 @@ fn accepts(grammar: &Grammar, text: &str) -> bool {
 
 /// With what the two notations write differently.
 fn gbnf() -> Grammar {
-    let text = "root ::= object | none-such |\n\nobject ::= \"{ \" [\\x22] key-name \"\\\": \" [0-9]{1,3} \" }\" # object\n\
+    let text = "root ::= object | none-such | \"\"\n\nobject ::= \"{ \" [\\x22] key-name \"\\\": \" [0-9]{1,3} \" }\" # object\n\
                 key-name ::= [a-zA-Z_-]+\nnone-such ::= (\"none\" \"/\"\n) []^-]{2}";
     Grammar::Lark(text.replace("[]^-]", "[\\]^-]"))
 }

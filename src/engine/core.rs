@@ -215,6 +215,7 @@ impl EngineCore {
         }
         let unfollowed = self.mask_rows(&plan);
         let pooled = self.pool_rows(&plan);
+        let scored = self.score_rows(&plan);
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
@@ -251,6 +252,7 @@ impl EngineCore {
         // The first terminal event counts: text that follows it is not heard.
         faulty.iter().for_each(|(id, error)| self.tell_failure(*id, error));
         self.take_hidden(&pooled, &output.hidden);
+        self.take_scores(&scored, output.scored);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
         faulty.iter().for_each(|(id, error)| self.fail(*id, error));

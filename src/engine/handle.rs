@@ -318,7 +318,7 @@ impl EngineHandle {
             return Err(InvalidParam { field: "use_beam_search", message }.into());
         }
         self.generate(request, 0, |id, mut request, events| {
-            if rules.pooling == Some(Pooling::Mean) {
+            if rules.pooling == Some(Pooling::Mean) || rules.prompt_logprobs.is_some() {
                 // Every position is to be computed: nobody else has this salt.
                 request.cache_salt = u64::MAX - id.0;
             }

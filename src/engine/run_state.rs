@@ -4,6 +4,7 @@ use super::choices::{self, Choice};
 use super::mailbox::EventSink;
 use super::output::TextOutput;
 use super::pooling::Pool;
+use super::scores::Scores;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{
     Decoding, EngineEvent, FinishReason, OutputRules, OwnerTag, RunTimings, TokenConstraint, TokenLogprobs, Usage,
@@ -36,6 +37,8 @@ pub struct LiveRun {
     constraints: Vec<Option<Box<dyn TokenConstraint>>>,
     /// Of a run for an embedding.
     pub pool: Option<Pool>,
+    /// Of a run whose prompt is scored.
+    pub scores: Option<Scores>,
 }
 
 /// When a step was committed.
@@ -73,11 +76,13 @@ impl LiveRun {
             rules: OutputRules::default(),
             constraints: Vec::new(),
             pool: None,
+            scores: None,
         }
     }
 
     pub fn with_rules(mut self, rules: OutputRules) -> Self {
         self.pool = rules.pooling.map(Pool::new);
+        self.scores = rules.prompt_logprobs.map(Scores::new);
         self.rules = rules;
         self
     }

@@ -11,7 +11,7 @@ pub use unpaged::UnpagedRun;
 
 use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
-use crate::batch::{RowSampling, StepBatch, TokenPenalty, Want};
+use crate::batch::{RowSampling, ScoredToken, StepBatch, TokenPenalty, Want};
 use crate::ids::{BlockId, HostSlot, TokenId};
 use crate::protocol::TokenLogprobs;
 use std::time::Duration;
@@ -171,6 +171,8 @@ impl PagedFake {
             let states = (first..first + number).map(|t| self.hidden_state(batch, t as usize));
             output.hidden.push(states.collect::<Result<Vec<_>, _>>()?.concat());
         }
+        let of_token = |s: &ScoredToken| fake_logprobs(s.next, s.num_top, self.config.vocab_size);
+        output.scored.extend(batch.scored.iter().map(of_token));
         let mut logits = Vec::new();
         for l in 0..batch.num_logits() {
             let (token, hash) = self.draw(batch, l)?;

@@ -30,6 +30,9 @@ pub struct OutputRules {
     pub constraint: Option<Box<dyn TokenConstraint>>,
     /// Special tokens other than those that end the output are part of the text.
     pub shows_special: bool,
+    /// The run tells the log-probabilities of its prompt's tokens, with so many alternatives, as
+    /// [`super::EngineEvent::PromptLogprobs`].
+    pub prompt_logprobs: Option<u8>,
     /// The run gives its prompt's pooled hidden state, as [`super::EngineEvent::Embedding`].
     pub pooling: Option<Pooling>,
 }

@@ -18,8 +18,7 @@ const MAX_CHOICES: u32 = 128;
 const BIAS_LIMIT: f32 = 100.0;
 
 /// Fields that both endpoints know and the engine cannot honour, with the values that mean nothing.
-pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 3] = [
-    ("prompt_logprobs", |_| false),
+pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 2] = [
     ("spaces_between_special_tokens", |value| value.is_boolean()),
     ("service_tier", |value| value == "auto" || value == "default"),
 ];
@@ -27,6 +26,21 @@ pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 3] = [
 /// True for `[]`.
 pub fn is_empty_list(value: &serde_json::Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// How many alternatives of each prompt token are asked for.
+pub fn prompt_logprobs(fields: &SamplingFields) -> ApiResult<Option<u8>> {
+    match fields.prompt_logprobs {
+        None => Ok(None),
+        Some(n) if n > MAX_LOGPROBS => {
+            let message = format!("prompt_logprobs must be at most {MAX_LOGPROBS}, not {n}");
+            Err(ApiError::invalid("prompt_logprobs", message))
+        }
+        Some(_) if fields.use_beam_search == Some(true) => {
+            Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs and use_beam_search exclude each other"))
+        }
+        Some(n) => Ok(Some(n as u8)),
+    }
 }
 
 /// What each endpoint says in its own fields.

@@ -7,6 +7,7 @@ use super::answer::AnswerParser;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, FinishReason, RunError, TokenLogprobs, Usage};
 use crate::server::wire::{CompletionTokensDetails, PromptTokensDetails, StopCause, UsageBody};
+use std::sync::Arc;
 
 /// What is new of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,6 +18,8 @@ pub struct Delta {
     pub parts: Vec<Part>,
     pub tokens: Vec<TokenId>,
     pub logprobs: Vec<TokenLogprobs>,
+    /// With the first delta of a choice whose prompt was scored.
+    pub prompt_logprobs: Option<Arc<Vec<TokenLogprobs>>>,
     pub finish: Option<Finish>,
 }
 
@@ -77,6 +80,8 @@ pub struct Reducer {
     usage: Vec<(Tally, Option<Usage>)>,
     /// What each run's choices begin with.
     prefixes: Vec<String>,
+    /// Of each run, where its prompt is scored.
+    prompt_logprobs: Vec<Option<Arc<Vec<TokenLogprobs>>>>,
     shows_stop: bool,
 }
 
@@ -98,6 +103,7 @@ impl Reducer {
             choices: vec![Choice::default(); n * num_runs],
             usage: vec![(Tally::default(), None); num_runs],
             prefixes,
+            prompt_logprobs: vec![None; num_runs],
             shows_stop,
         }
     }
@@ -114,6 +120,10 @@ impl Reducer {
             EngineEvent::Started { prompt_tokens, cached_tokens } => {
                 let tally = &mut self.usage[run].0;
                 (tally.prompt_tokens, tally.cached_tokens) = (prompt_tokens, cached_tokens);
+                Ok(Vec::new())
+            }
+            EngineEvent::PromptLogprobs { rows } => {
+                self.prompt_logprobs[run] = Some(Arc::new(rows));
                 Ok(Vec::new())
             }
             EngineEvent::Reading { .. } | EngineEvent::Preempted { .. } | EngineEvent::Embedding { .. } => {
@@ -178,6 +188,7 @@ impl Reducer {
         let mut delta = Delta { choice, is_first, ..Delta::default() };
         if is_first {
             push_text(&mut delta.parts, self.prefixes[choice / self.n].clone());
+            delta.prompt_logprobs = self.prompt_logprobs[choice / self.n].clone();
         }
         delta
     }

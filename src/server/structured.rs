@@ -100,7 +100,7 @@ pub fn rules(
         constraint = Some(compiled.map_err(|e| ApiError::invalid(field, format!("{field}: {e}")))?);
     }
     let constraint = with_lists(&fields, model, constraint)?;
-    Ok(OutputRules { constraint, shows_special, pooling: None })
+    Ok(OutputRules { constraint, shows_special, ..OutputRules::default() })
 }
 
 /// The same rules for another prompt of the request.
@@ -108,6 +108,7 @@ pub fn fork(rules: &OutputRules) -> OutputRules {
     OutputRules {
         constraint: rules.constraint.as_ref().map(|constraint| constraint.fork()),
         shows_special: rules.shows_special,
+        prompt_logprobs: rules.prompt_logprobs,
         pooling: rules.pooling,
     }
 }

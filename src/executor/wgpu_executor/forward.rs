@@ -84,7 +84,7 @@ pub struct Forward {
     penalties: Penalties,
     mask: Mask,
     sample: Sample,
-    logprobs: Logprobs,
+    pub logprobs: Logprobs,
     /// f32 `[max_logits, logits_stride]`
     pub logits: Buffer,
     /// [`sample::Sampled`] `[max_logits]`
@@ -105,7 +105,7 @@ pub(super) struct Scratch {
     /// f32 [tokens, stride(hidden)]: what a block adds, where it is not added as it is.
     pub(super) branch: Option<BufferSlice>,
     pub(super) normed: Activation, // [tokens, hidden]
-    qkv: BufferSlice,              // f32 [tokens, qkv_stride]
+    pub(super) qkv: BufferSlice,   // f32 [tokens, qkv_stride]
     latent: Option<LatentScratch>,
     q: BufferSlice,        // f32 [tokens, q_stride]
     partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
@@ -187,9 +187,7 @@ impl Forward {
             layer.ffn.record(recording, n);
             layer.add_mlp.iter().for_each(|k| k.record(recording, n));
         }
-        if shape.has_hidden {
-            self.hidden.record(recording, n);
-        }
+        self.hidden.record(recording, shape);
         self.record_head(recording, shape, samples);
     }
 

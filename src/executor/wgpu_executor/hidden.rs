@@ -4,7 +4,7 @@
 
 use super::super::LoadError;
 use super::activation::Activation;
-use super::forward::{Builder, Scratch};
+use super::forward::{Builder, Scratch, StepShape};
 use super::weights::NormWeights;
 use crate::gpu::{BufferSlice, Recording};
 use crate::kernels::context::RowCount;
@@ -33,8 +33,10 @@ impl Hidden {
         Ok(Hidden { norm, states, size })
     }
 
-    pub fn record(&self, recording: &mut Recording, num_tokens: u32) {
-        self.norm.iter().for_each(|norm| norm.record(recording, num_tokens));
+    /// Where the step wants them.
+    pub fn record(&self, recording: &mut Recording, shape: StepShape) {
+        let norms = self.norm.iter().filter(|_| shape.has_hidden);
+        norms.for_each(|norm| norm.record(recording, shape.num_tokens));
     }
 
     /// Where the states of `number` tokens from `first` on lie.

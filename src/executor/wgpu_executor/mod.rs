@@ -14,6 +14,7 @@ mod kv_buffers;
 mod latents;
 mod product;
 mod rope_tables;
+mod scores;
 mod shapes;
 mod sizes;
 mod swap;
@@ -364,6 +365,7 @@ impl WgpuExecutor {
             out.logits = Some(logits);
         } else {
             self.take_tokens(&pending.batch, &finished, &mut out);
+            out.scored = self.score(&pending.batch)?;
         }
         out.gpu_us = finished.gpu_us.unwrap_or_else(|| pending.started.elapsed().as_micros() as u32);
         Ok(out)

@@ -2,6 +2,7 @@
 
 use crate::ids::TokenId;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
@@ -31,6 +32,18 @@ pub struct CompletionTokensDetails {
 pub enum StopCause {
     Text(String),
     Token(TokenId),
+}
+
+/// Of each prompt token, by ids as text: its log-probability and those of the most likely ones; null for the first.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct PromptLogprobs(pub Vec<Option<BTreeMap<String, PromptLogprob>>>);
+
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct PromptLogprob {
+    pub logprob: f32,
+    /// 1 is the most likely token; null where it is not among those that were asked for.
+    pub rank: Option<u32>,
+    pub decoded_token: String,
 }
 
 /// The tokens that a request would run on.
