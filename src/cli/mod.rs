@@ -20,6 +20,7 @@ mod interrupt;
 mod logging;
 mod models;
 mod out;
+mod quantize;
 mod render;
 mod replay;
 mod run_batch;
@@ -65,6 +66,8 @@ pub enum Command {
     Estimate(Box<estimate::EstimateArgs>),
     /// Header and tensors of a checkpoint
     Inspect(inspect::InspectArgs),
+    /// A folder's weights in 4 or 8 bits, as a new folder
+    Quantize(Box<quantize::QuantizeArgs>),
     /// Text to token ids
     Tokenize(tokenize::TokenizeArgs),
     /// A chat template applied to messages
@@ -125,6 +128,7 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
         Command::Models(args) => models::run(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Eval(command) => eval::run(&command),

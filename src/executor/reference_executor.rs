@@ -15,6 +15,7 @@ use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, Rop
 use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
 use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
+use std::sync::Mutex;
 
 /// Sizes of the pool.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +26,12 @@ pub struct ReferenceConfig {
 
 /// A row-major f32 matrix `[rows, cols]`, or a vector with one row.
 pub(super) struct Matrix {
+    role: WeightRole,
     rows: usize,
     cols: usize,
     pub(super) data: Vec<f32>,
+    /// Sums of squares of each input, while they are watched. [cols]
+    seen: Option<Mutex<Vec<f64>>>,
 }
 
 /// A norm's gain, and the bias of a LayerNorm that has one.
@@ -112,6 +116,28 @@ impl ReferenceExecutor {
             done: None,
             cfg,
             spec,
+        })
+    }
+
+    /// From now on, sums of squares of what each projection of each layer reads are kept.
+    pub fn watch_inputs(&mut self) {
+        self.projections().for_each(|m| m.seen = Some(Mutex::new(vec![0.0; m.cols])));
+    }
+
+    /// The sums so far, by projection. `[inputs]`
+    pub fn input_squares(&mut self) -> Vec<(WeightRole, Vec<f64>)> {
+        let squares = |m: &mut Matrix| {
+            let role = m.role;
+            m.seen.as_mut().map(|seen| (role, seen.get_mut().unwrap_or_else(|e| e.into_inner()).clone()))
+        };
+        self.projections().filter_map(squares).collect()
+    }
+
+    fn projections(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.layers.iter_mut().flat_map(|layer| {
+            let attention = [&mut layer.q, &mut layer.k, &mut layer.v].into_iter().flatten();
+            let latent = layer.latent.iter_mut().flat_map(Latent::projections);
+            attention.chain(latent).chain([&mut layer.o]).chain(layer.ffn.projections())
         })
     }
 
@@ -517,7 +543,7 @@ pub(super) fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>
     let rows = view.shape.iter().product::<u64>() as usize / cols.max(1);
     let data =
         view.to_f32().map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
-    Ok(Some(Matrix { rows, cols, data }))
+    Ok(Some(Matrix { role, rows, cols, data, seen: None }))
 }
 
 impl Matrix {
@@ -531,6 +557,10 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 }
 
 pub(super) fn matvec(w: &Matrix, x: &[f32], bias: Option<&Matrix>) -> Vec<f32> {
+    if let Some(seen) = &w.seen {
+        let mut sums = seen.lock().unwrap_or_else(|e| e.into_inner());
+        sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+    }
     (0..w.rows).map(|r| (dot(w.row(r), x) + bias.map_or(0.0, |b| f64::from(b.data[r]))) as f32).collect()
 }
 

@@ -35,6 +35,7 @@ use crate::memory;
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
+use crate::telemetry::kernels::by_kernel;
 use forward::{Forward, StepShape};
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
@@ -349,7 +350,10 @@ impl WgpuExecutor {
         }
         let spans = finished.readback.split_off(finished.readback.len().saturating_sub(pending.batch.hidden.len()));
         let hidden = spans.iter().map(|bytes| self.forward.hidden.decode(bytes)).collect();
-        let mut out = StepOutput { stats: stats_of(&finished), hidden, swap_us, corrupted, ..StepOutput::default() };
+        let times = finished.dispatches.iter().map(|(kernel, label, us)| (kernel.as_str(), label.as_str(), *us));
+        let kernels = by_kernel(times);
+        let stats = stats_of(&finished);
+        let mut out = StepOutput { stats, hidden, swap_us, corrupted, kernels, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);
@@ -426,6 +430,10 @@ impl Executor for WgpuExecutor {
 
     fn has_canary(&self) -> bool {
         self.canary.is_some()
+    }
+
+    fn set_profiling(&mut self, on: bool) -> bool {
+        self.replayer.set_profiling(on)
     }
 
     fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {
