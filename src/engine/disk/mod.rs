@@ -1,8 +1,8 @@
 //! The disk tier of the prefix cache: blocks as files that outlive the process.
 //!
 //! Guarantees: files are written and read by a thread of their own; a file appears under its name only when it is whole
-//! (written beside it, then renamed); a file that is damaged, cut short, foreign or not what its name says is refused by
-//! name in the log and never read as content; the folder stays within its limit, the files used longest ago going first;
+//! (written beside it, then renamed); a file that is damaged, cut short, foreign or not what its name says is never read
+//! as content: it is removed, by name in the log, and its content may be written again; the folder stays within its limit, the files used longest ago going first;
 //! what is to be forgotten is not read again, also what waits to be written.
 //! It does not decide what is worth keeping: the cache does.
 
@@ -13,6 +13,7 @@ pub use file::{FileFault, Format};
 use crate::kv::{CachedContent, ContentId};
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -259,11 +260,7 @@ impl Worker {
                         );
                     }
                 }
-                Job::Read { ticket, ids } => {
-                    // The blocks of a prefix: what follows a missing one is of no use.
-                    let blocks = ids.iter().map_while(|id| self.read(id)).collect();
-                    deliver(Fetched { ticket, blocks });
-                }
+                Job::Read { ticket, ids } => deliver(Fetched { ticket, blocks: self.read_all(&ids) }),
                 Job::Flush(done) => drop(done.try_send(())),
             }
         }
@@ -277,10 +274,9 @@ impl Worker {
             for id in self.doomed(&forget) {
                 let mut index = lock(&self.index);
                 let had_file = index.uses.contains_key(&id);
-                index.forget(&id);
-                index.offered.remove(&id);
+                index.withdraw(&id);
                 drop(index);
-                if had_file && let Err(error) = std::fs::remove_file(self.path(&id)) {
+                if had_file && let Err(error) = remove(&self.path(&id)) {
                     tracing::warn!("the prefix cache could not remove {}: {error}", self.path(&id).display());
                 }
             }
@@ -335,31 +331,65 @@ impl Worker {
         loop {
             let oldest = lock(&self.index).pop_oldest(self.max_files);
             let Some(oldest) = oldest else { return };
-            if let Err(error) = std::fs::remove_file(self.path(&oldest)) {
+            if let Err(error) = remove(&self.path(&oldest)) {
                 tracing::warn!("the prefix cache could not remove {}: {error}", self.path(&oldest).display());
             }
         }
     }
 
-    fn read(&self, id: &ContentId) -> Option<(CachedContent, Vec<u8>)> {
+    /// The blocks of a prefix up to the first that cannot be had: what follows it is of no use, but looked at as well, so
+    /// that all of a damaged prefix is written anew the next time it is computed.
+    fn read_all(&self, ids: &[ContentId]) -> Vec<(CachedContent, Vec<u8>)> {
+        let (mut blocks, mut is_whole) = (Vec::with_capacity(ids.len()), true);
+        let (mut num_refused, mut first_refused) = (0, None);
+        for id in ids {
+            match self.read(id) {
+                Ok(Some(block)) if is_whole => blocks.push(block),
+                Ok(Some(_)) => {}
+                Ok(None) => is_whole = false,
+                Err(reason) => {
+                    is_whole = false;
+                    num_refused += 1;
+                    first_refused.get_or_insert((*id, reason));
+                }
+            }
+        }
+        if let Some((id, reason)) = first_refused {
+            let more = match num_refused {
+                1 => String::new(),
+                n => format!(" ({} more of the same prefix were removed with it)", n - 1),
+            };
+            tracing::warn!("the prefix cache removed {}: {reason}{more}", self.path(&id).display());
+        }
+        blocks
+    }
+
+    /// The block in a file; nothing where there is none any more. A file that fails a check is removed, and its content
+    /// may be offered again.
+    fn read(&self, id: &ContentId) -> Result<Option<(CachedContent, Vec<u8>)>, String> {
         // Forgotten since it was asked for.
         if !lock(&self.index).uses.contains_key(id) {
-            return None;
+            return Ok(None);
         }
         let path = self.path(id);
-        let refused = |reason: String| tracing::warn!("the prefix cache skips {}: {reason}", path.display());
-        let found = match std::fs::read(&path) {
-            Ok(file) => file::decode(&self.format, id, &file).map_err(|fault| refused(fault.to_string())).ok(),
-            Err(error) => {
-                refused(error.to_string());
-                None
+        let found = std::fs::read(&path)
+            .map_err(|error| (error.kind() != ErrorKind::NotFound).then(|| error.to_string()))
+            .and_then(|file| file::decode(&self.format, id, &file).map_err(|fault| Some(fault.to_string())));
+        match found {
+            Ok(block) => {
+                lock(&self.index).touch(*id);
+                Ok(Some(block))
             }
-        };
-        match &found {
-            Some(_) => lock(&self.index).touch(*id),
-            None => lock(&self.index).forget(id),
+            Err(reason) => {
+                lock(&self.index).withdraw(id);
+                let Some(reason) = reason else { return Ok(None) };
+                match remove(&path) {
+                    Ok(()) => Err(reason),
+                    // The content, written again, takes its place.
+                    Err(error) => Err(format!("{reason}; the file could not be removed: {error}")),
+                }
+            }
         }
-        found
     }
 }
 
@@ -375,6 +405,12 @@ impl Index {
         if let Some(used) = self.uses.remove(id) {
             self.by_use.remove(&(used, *id));
         }
+    }
+
+    /// There is no such file, and its content was never offered.
+    fn withdraw(&mut self, id: &ContentId) {
+        self.forget(id);
+        self.offered.remove(id);
     }
 
     fn pop_oldest(&mut self, max_files: u64) -> Option<ContentId> {
@@ -401,6 +437,14 @@ fn id_of(path: &Path) -> Option<ContentId> {
         *byte = u8::from_str_radix(&name[2 * i..2 * i + 2], 16).ok()?;
     }
     Some(ContentId(id))
+}
+
+/// Removes a file; one that is gone already is no fault.
+fn remove(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -461,6 +505,39 @@ mod tests {
         std::fs::write(&path, bytes).expect("written");
         assert_eq!(fetch(&tier, &receive, &[1, 2, 3]), [1], "what follows a damaged block is of no use");
         assert!(!tier.has(&content(2).id) && tier.has(&content(3).id));
+    }
+
+    #[test]
+    fn files_that_fail_a_check_are_removed_and_their_contents_can_be_kept_again() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (mut tier, receive) = open(dir.path(), 10);
+        let all = [1, 2, 3, 4, 5];
+        let keep = |tier: &mut DiskTier| {
+            let missing: Vec<u32> = all.into_iter().filter(|n| !tier.was_offered(&content(*n).id)).collect();
+            missing.iter().for_each(|n| assert!(tier.keep(content(*n), &[*n as u8; 8])));
+            assert!(tier.flush(PATIENCE));
+            missing
+        };
+        assert_eq!(keep(&mut tier), all);
+        let folder = dir.path().join(hex(&[7; 12])).join("2");
+        let path = |n: u32| folder.join(hex(&content(n).id.0)).with_extension(EXTENSION);
+        let whole = std::fs::read(path(1)).expect("the file is there");
+        let mut flipped = whole.clone();
+        flipped[150] ^= 1;
+        std::fs::write(path(1), flipped).expect("written");
+        std::fs::write(path(2), &whole[..whole.len() / 2]).expect("written");
+        std::fs::write(path(3), []).expect("written");
+        std::fs::write(path(4), &whole).expect("written");
+        assert_eq!(fetch(&tier, &receive, &all), [] as [u32; 0]);
+        assert_eq!(all.map(|n| path(n).exists()), [false, false, false, false, true]);
+        assert_eq!(all.map(|n| tier.was_offered(&content(n).id)), [false, false, false, false, true]);
+        assert_eq!(keep(&mut tier), all[..4]);
+        drop(tier);
+        let (tier, receive) = open(dir.path(), 10);
+        assert_eq!(fetch(&tier, &receive, &all), all, "the next start is warm");
+        std::fs::remove_file(path(2)).expect("it was there");
+        assert_eq!(fetch(&tier, &receive, &all), [1], "a file that is gone is no fault");
+        assert!(!tier.was_offered(&content(2).id));
     }
 
     #[test]

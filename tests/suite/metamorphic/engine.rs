@@ -275,7 +275,29 @@ fn restarted(world: &World<'_>) {
         world.check(what, change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}"));
     }
     damage_every_file(dir.path());
-    world.check("damaged files", change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, 0));
+    let found = [("damaged files", 0), ("start after the damage", whole)];
+    for (what, found) in found {
+        world.check(what, change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}"));
+    }
+    let by_another_word = |options: &mut EngineOptions| {
+        change(options);
+        if options.kv_cache_dtype == KvCacheDtype::F16 {
+            options.kv_cache_dtype = KvCacheDtype::Auto;
+        }
+    };
+    let with_canary = |options: &mut EngineOptions| {
+        by_another_word(options);
+        options.kv_canary = true;
+    };
+    world.check("the same format by another word", by_another_word, together, |_, snapshot, _| {
+        assert_eq!(snapshot.kv.disk_hit_tokens, whole);
+    });
+    for (what, found) in [("first start with the canary", 0), ("warm start with the canary", whole)] {
+        let took_place = |_: &EngineHandle, snapshot: &EngineSnapshot, _: &[Answer]| {
+            assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}");
+        };
+        world.check(what, with_canary, together, took_place);
+    }
 }
 
 fn damage_every_file(folder: &Path) {
