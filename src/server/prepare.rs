@@ -175,7 +175,7 @@ fn truncate(fields: &SamplingFields, model: &LoadedModel, limits: &Limits, promp
 }
 
 /// Salts are secrets: what the engine records is a digest.
-fn salt(text: &str) -> u64 {
+pub fn salt(text: &str) -> u64 {
     let digest = Sha256::digest(text.as_bytes());
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }

@@ -275,23 +275,23 @@ fn restarted(world: &World<'_>) {
         world.check(what, change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}"));
     }
     damage_every_file(dir.path());
-    let found = [("damaged files", 0), ("start after the damage", whole)];
-    for (what, found) in found {
-        world.check(what, change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}"));
-    }
+    world.check("damaged files", change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, 0));
     let by_another_word = |options: &mut EngineOptions| {
         change(options);
         if options.kv_cache_dtype == KvCacheDtype::F16 {
             options.kv_cache_dtype = KvCacheDtype::Auto;
         }
     };
+    world.check("start after the damage", by_another_word, together, |_, snapshot, _| {
+        assert_eq!(snapshot.kv.disk_hit_tokens, whole, "also where the format has another word");
+    });
+    if world.column.kv != KvCacheDtype::F16 {
+        return;
+    }
     let with_canary = |options: &mut EngineOptions| {
-        by_another_word(options);
+        change(options);
         options.kv_canary = true;
     };
-    world.check("the same format by another word", by_another_word, together, |_, snapshot, _| {
-        assert_eq!(snapshot.kv.disk_hit_tokens, whole);
-    });
     for (what, found) in [("first start with the canary", 0), ("warm start with the canary", whole)] {
         let took_place = |_: &EngineHandle, snapshot: &EngineSnapshot, _: &[Answer]| {
             assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}");
@@ -305,6 +305,9 @@ fn damage_every_file(folder: &Path) {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
             damage_every_file(&path);
+            continue;
+        }
+        if path.extension().is_none_or(|x| x != "kv") {
             continue;
         }
         let mut bytes = std::fs::read(&path).expect("a file");
