@@ -1,12 +1,12 @@
 //! Bytes needed for weights, KV pool and workspace: one pure function for loading, estimates and the app.
 //!
 //! Guarantees: no arithmetic here overflows (it saturates), and the same numbers come out wherever it is called. It knows
-//! no adapter: the caller passes what its weights take as stored there. It does not attempt what drivers add on top.
+//! no adapter: the executor counts what it allocates for weights and workspace. It does not attempt what drivers add on
+//! top.
 
 use crate::kv::KvGroups;
-use crate::model::dtype::DType;
 use crate::model::groups::LayerGroups;
-use crate::model::spec::{ModelSpec, WeightRole};
+use crate::model::spec::ModelSpec;
 use serde::Serialize;
 
 /// How the KV pool is sized.
@@ -26,8 +26,6 @@ pub struct MemoryConfig {
     pub block_size: u32,
     pub max_tokens_per_step: u32,
     pub max_num_seqs: u32,
-    /// Rows of logits that are alive at once.
-    pub max_logits: u32,
     /// Longest context that a request may use; bounds the rope table and the pool.
     pub max_model_len: u32,
     pub kv_token: KvTokenBytes,
@@ -53,7 +51,7 @@ pub struct MemoryPlan {
     /// Blocks of the pool, the null block included.
     pub num_blocks: u32,
     pub kv_bytes: u64,
-    /// Activations, attention partials, logits and the rope table.
+    /// Activations, attention partials, logits, the rope table and the step's metadata.
     pub workspace_bytes: u64,
     pub total_bytes: u64,
 }
@@ -62,13 +60,23 @@ pub struct MemoryPlan {
 pub const MIN_BLOCKS: u32 = 2;
 /// Keys in one attention partial: partials always cover the same absolute ranges of this length.
 const PARTIAL_KEYS: u64 = 256;
+/// Heads are cached in steps of so many dims.
+const HEAD_DIM_STEP: u64 = 8;
 /// Attention's scratch takes at most this much, but always room for one row at the longest context.
 const MAX_PARTIAL_BYTES: u64 = 32 << 20;
 
-/// The plan for a model whose weights take `weights_bytes` as stored on the device.
-pub fn estimate(spec: &ModelSpec, weights_bytes: u64, config: &MemoryConfig) -> MemoryPlan {
+/// What does not depend on the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedBytes {
+    /// As stored on the device.
+    pub weights: u64,
+    pub workspace: u64,
+}
+
+/// The plan for a model that takes `fixed` beside its pool.
+pub fn estimate(spec: &ModelSpec, fixed: FixedBytes, config: &MemoryConfig) -> MemoryPlan {
     let kv_bytes_per_token = kv_bytes_per_token(spec, config.kv_token);
-    let workspace_bytes = workspace_bytes(spec, config);
+    let FixedBytes { weights: weights_bytes, workspace: workspace_bytes } = fixed;
     let num_blocks = match config.kv {
         KvSize::Blocks(blocks) => blocks,
         KvSize::Budget { total_bytes } => {
@@ -127,19 +135,10 @@ fn token_bytes(spec: &ModelSpec, num_layers: u32, bytes: KvTokenBytes) -> u64 {
     // Latent rows are keys and values at once.
     let num = if spec.block.latent.is_some() { 1 } else { 2 };
     let heads = num * u64::from(num_layers) * u64::from(spec.num_kv_heads);
-    let values = heads.saturating_mul(spec.head_dim.into()).saturating_mul(bytes.per_element.into());
+    // Heads are cached with padding.
+    let head_dim = u64::from(spec.head_dim).next_multiple_of(HEAD_DIM_STEP);
+    let values = heads.saturating_mul(head_dim).saturating_mul(bytes.per_element.into());
     values.saturating_add(heads.saturating_mul(bytes.per_head.into())).saturating_add(bytes.per_token.into())
-}
-
-/// Bytes of all weights in the storage that `dtype_of` names, each tensor padded to `padding` bytes. With the checkpoint's
-/// own types this is what a loader that keeps blocks as they are allocates.
-pub fn weights_bytes(spec: &ModelSpec, padding: u64, dtype_of: impl Fn(WeightRole) -> DType) -> u64 {
-    let bytes_of = |role: WeightRole| -> u64 {
-        let elements = role.shape(spec).map_or(0, |shape| shape.iter().fold(1u64, |n, &d| n.saturating_mul(d)));
-        let bytes = dtype_of(role).bytes(elements).unwrap_or(u64::MAX);
-        bytes.checked_next_multiple_of(padding.max(1)).unwrap_or(u64::MAX)
-    };
-    spec.roles().fold(0u64, |sum, role| sum.saturating_add(bytes_of(role)))
 }
 
 /// Partial results of attention that there is room for: one for each range of keys of each sequence, within bounds. Rows
@@ -152,43 +151,15 @@ pub fn attention_slots(spec: &ModelSpec, max_model_len: u32, max_num_seqs: u32) 
 
 /// Numerators (padded heads), maximum and sum of all heads.
 fn partial_floats(spec: &ModelSpec) -> u64 {
-    u64::from(spec.num_heads) * (u64::from(spec.head_dim).next_multiple_of(8) + 4)
-}
-
-/// Per token: gate, up and their product; for a mixture those of each of its experts and of the shared one, what they add,
-/// and the router's logits.
-fn ffn_floats(spec: &ModelSpec) -> u64 {
-    let dense = 3 * u64::from(spec.intermediate_size);
-    let Some(experts) = &spec.block.experts else { return dense };
-    let (hidden, inner) = (u64::from(spec.hidden_size), u64::from(experts.intermediate_size));
-    let shared = if experts.shared_size > 0 { 3 * u64::from(experts.shared_size) + hidden } else { 0 };
-    let of_pair = 3 * inner + hidden + 7;
-    let dense = if experts.dense_layers.is_empty() { 0 } else { dense };
-    dense + u64::from(experts.num_active) * of_pair + shared + u64::from(experts.num_experts)
-}
-
-/// Per token of a step: residual, normed input, Q, K, V, attention output, gate, up and their product in f32. Per
-/// sequence: one partial (numerators, maximum, sum) for each head and range of keys. Logits and the rope table in f32.
-fn workspace_bytes(spec: &ModelSpec, config: &MemoryConfig) -> u64 {
-    let hidden = u64::from(spec.hidden_size);
-    let (heads, head_dim) = (u64::from(spec.num_heads), u64::from(spec.head_dim));
-    let context = u64::from(config.max_model_len.min(spec.max_position));
-    let per_token = 3 * hidden + 2 * heads * head_dim + 2 * u64::from(spec.num_kv_heads) * head_dim + ffn_floats(spec);
-    let partials =
-        attention_slots(spec, config.max_model_len, config.max_num_seqs).saturating_mul(partial_floats(spec));
-    let rope = context.saturating_mul(spec.rope.rotary_dim.into());
-    let floats = per_token
-        .saturating_mul(config.max_tokens_per_step.into())
-        .saturating_add(partials)
-        .saturating_add(u64::from(spec.vocab_size).saturating_mul(config.max_logits.into()))
-        .saturating_add(rope);
-    floats.saturating_mul(4)
+    u64::from(spec.num_heads) * (u64::from(spec.head_dim).next_multiple_of(HEAD_DIM_STEP) + 4)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::spec::{QkNorm, RopePairing, RopeScaling, RopeSpec};
+
+    const FIXED: FixedBytes = FixedBytes { weights: 100_000_000, workspace: 10_000_000 };
 
     fn spec() -> ModelSpec {
         ModelSpec {
@@ -228,7 +199,6 @@ mod tests {
             block_size: 16,
             max_tokens_per_step: 256,
             max_num_seqs: 8,
-            max_logits: 8,
             max_model_len: 8192,
             kv_token: KvTokenBytes { per_element: 2, per_head: 0, per_token: 0 },
         }
@@ -236,7 +206,7 @@ mod tests {
 
     #[test]
     fn kv_of_a_token_is_two_vectors_per_layer_and_kv_head() {
-        let plan = estimate(&spec(), 100_000_000, &config(KvSize::Blocks(129)));
+        let plan = estimate(&spec(), FIXED, &config(KvSize::Blocks(129)));
         assert_eq!(plan.kv_bytes_per_token, 2 * 30 * 3 * 64 * 2);
         assert_eq!(plan.kv_bytes, plan.kv_bytes_per_token * 16 * 129);
         assert_eq!(plan.total_bytes, plan.weights_bytes + plan.kv_bytes + plan.workspace_bytes);
@@ -248,7 +218,7 @@ mod tests {
     #[test]
     fn a_budget_is_filled_and_not_exceeded() {
         let budget = 1 << 28;
-        let plan = estimate(&spec(), 100_000_000, &config(KvSize::Budget { total_bytes: budget }));
+        let plan = estimate(&spec(), FIXED, &config(KvSize::Budget { total_bytes: budget }));
         assert!(plan.total_bytes <= budget, "{plan:?}");
         assert!(plan.total_bytes + plan.kv_bytes_per_token * 16 > budget, "one more block would not fit: {plan:?}");
     }
@@ -265,21 +235,12 @@ mod tests {
         let windows = (0..30).map(|l| if l % 5 == 4 { None } else { Some(1024) }).collect();
         let (full, mixed) = (spec(), ModelSpec { windows, ..spec() });
         let config = config(KvSize::Blocks(1001));
-        assert_eq!(estimate(&mixed, 0, &config).kv_bytes * 30, estimate(&full, 0, &config).kv_bytes * 8);
+        assert_eq!(estimate(&mixed, FIXED, &config).kv_bytes * 30, estimate(&full, FIXED, &config).kv_bytes * 8);
         // A window and a step of 256 tokens lie in 81 blocks at most.
         assert_eq!(blocks_of(&mixed, &config, 8192), 512 + 3 * 81);
         assert_eq!(blocks_of(&full, &config, 8192), 512);
         assert_eq!(max_context(&mixed, &config, 1 + 512 + 3 * 81), 8192);
         assert!(max_context(&mixed, &config, 512 + 3 * 81) < 8192);
-    }
-
-    #[test]
-    fn weights_are_counted_by_role_and_padded() {
-        let spec = spec();
-        let q4 = |role: WeightRole| if role.is_vector() { DType::F32 } else { DType::Q4_1 };
-        let matrices = 49152 * 576 + 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576);
-        let vectors = 61 * 576;
-        assert_eq!(weights_bytes(&spec, 4, q4), matrices / 32 * 20 + vectors * 4);
     }
 
     #[test]
@@ -300,10 +261,12 @@ mod tests {
         let config = MemoryConfig {
             max_tokens_per_step: u32::MAX,
             max_num_seqs: u32::MAX,
-            max_logits: u32::MAX,
             kv_token: KvTokenBytes { per_element: u32::MAX, per_head: u32::MAX, per_token: u32::MAX },
             ..config(KvSize::Blocks(u32::MAX))
         };
-        assert_eq!(estimate(&spec, u64::MAX, &config).total_bytes, u64::MAX);
+        assert_eq!(
+            estimate(&spec, FixedBytes { weights: u64::MAX, workspace: u64::MAX }, &config).total_bytes,
+            u64::MAX
+        );
     }
 }

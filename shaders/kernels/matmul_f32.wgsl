@@ -28,6 +28,10 @@ struct Params {
   num_rows: u32,      // of this slice
   slots: u32,         // where the pairs begin in work
   pairs_per_row: u32, // pairs that share a row of x
+  squares_at: u32,    // this and what follows: of matmul_i8.wgsl alone
+  norm_k: u32,
+  eps: f32,
+  to_squares_at: u32,
 }
 
 #ifdef GROUPED

@@ -7,6 +7,11 @@
 // broadcasts of constant index; without, every lane reads them all.
 // Grid: for each R * SG rows, for each C tokens (fastest). R * SG divides 64.
 //
+// NORMED: rows of x lack the factor of their RMS norm; it is made of the sums of squares that lie behind xs and is
+// multiplied last. TO_HIDDEN: adds to y, the hidden state, and writes what the next norm's readers take: gain * y as
+// signed bytes, and the sums of squares of y. GATED: w has rows of gate and of up in turns of 32; act(gate) * up goes out
+// as signed bytes. For these two (QUANTISES) a lane owns P neighbouring rows, so that 32 lie in 32 / P neighbouring lanes.
+//
 // Defines: the weights' format and TEXELS (kernels/pack.rs); R; C, a power of two; U, groups of a pass, a power of two up to
 // 4 that divides all; SG, SUBGROUP; GROUPED (without TEXELS); PAIRS multiplies two 4-bit weights at once, where dot4I8Packed
 // is many instructions.
@@ -37,6 +42,10 @@ struct Params {
   num_rows: u32,      // of this slice
   slots: u32,         // where the pairs begin in work
   pairs_per_row: u32, // pairs that share a row of x
+  squares_at: u32,    // NORMED: first sum of squares in xs
+  norm_k: u32,        // NORMED: elements of a row, without padding
+  eps: f32,           // NORMED
+  to_squares_at: u32, // TO_HIDDEN: first sum of squares in ys
 }
 
 #ifdef GROUPED
@@ -46,9 +55,24 @@ struct Params {
 #endif
 @group(0) @binding(1) var<storage, read> xq: array<vec4<u32>>; // [m, x_stride / 16], 16 x i8
 @group(0) @binding(2) var<storage, read> xs: array<vec2<f32>>; // [m, x_stride / 32], (scale, scale * sum of q)
+#ifdef TO_HIDDEN
+@group(0) @binding(6) var<storage, read> gain: array<f32>; // [n], of the norm that follows
+#else
 @group(0) @binding(6) var<storage, read> biases: array<f32>; // [n] (GROUPED: of all experts), read if has_bias
+#endif
+#ifndef GATED
 @group(0) @binding(7) var<storage, read_write> y: array<f32>; // [m, y_stride]
-@group(0) @binding(8) var<uniform> params: Params;
+#endif
+#ifdef QUANTISES
+@group(0) @binding(8) var<storage, read_write> yq: array<u32>; // [m, y_stride / 4] packed i8
+@group(0) @binding(9) var<storage, read_write> ys: array<vec2<f32>>; // [m, y_stride / 32], then the sums of squares
+#import quantise_lanes
+#endif
+#ifdef GATED
+alias Gate = f32;
+#import activation
+#endif
+@group(0) @binding(10) var<uniform> params: Params;
 
 #ifdef GROUPED
 #import expert_tile
@@ -83,7 +107,7 @@ fn main(
     return;
   }
   let block = (packed_row - params.first_row) / 64u;
-  let row = packed_row % 64u + lane;
+  let row_in_block = packed_row % 64u;
   let bias_start = tile.x * params.n;
 #else
   let m = select(num_tokens(), num_logits(), params.counts_logits == 1u);
@@ -101,13 +125,25 @@ fn main(
 #ifdef TEXELS
   open_planes(block);
 #endif
-  let row = first_row % 64u + lane;
+  let row_in_block = first_row % 64u;
   let bias_start = 0u;
 #endif
+#for r in 0..R
+#ifdef QUANTISES
+  let own${r} = ${r / P * P * SG + r % P}u + lane * ${P}u;
+#else
+  let own${r} = ${r * SG}u + lane;
+#endif
+  let row${r} = row_in_block + own${r};
+#end
   // Never parameters alone: lavapipe compiles a small kernel anew whenever one that decides on control flow changes.
   let groups = min(params.groups, m * 0x10000u);
+#ifndef TO_HIDDEN
   let has_bias = params.has_bias * m != 0u;
+#endif
+#ifndef QUANTISES
   let accumulates = params.accumulate * m != 0u;
+#endif
 #for r in 0..R
 #for c in 0..C
   var acc${r}_${c} = 0.0;
@@ -184,23 +220,23 @@ fn main(
 #for r in 0..R
     {
 #ifdef TEXELS
-      let words = scale_texel(groups, g, row + ${r * SG}u);
+      let words = scale_texel(groups, g, row${r});
 #endif
 #for u in 0..U
       {
 #ifdef TEXELS
       let scales = scales_in(words, g + ${u}u);
 #else
-      let scales = group_scales(block, groups, g + ${u}u, row + ${r * SG}u);
+      let scales = group_scales(block, groups, g + ${u}u, row${r});
 #endif
 #ifdef PAIRS
-      let q = granule(block, groups, g + ${u}u, row + ${r * SG}u);
+      let q = granule(block, groups, g + ${u}u, row${r});
       let low_even = q & PAIR_MASK;
       let low_odd = (q >> vec4(8u)) & PAIR_MASK;
       let high_even = (q >> vec4(4u)) & PAIR_MASK;
       let high_odd = (q >> vec4(12u)) & PAIR_MASK;
 #else
-      let w = group_elements(block, groups, g + ${u}u, row + ${r * SG}u);
+      let w = group_elements(block, groups, g + ${u}u, row${r});
 #endif
 #for c in 0..C
       {
@@ -233,9 +269,36 @@ fn main(
 #end
   }
 
+#for c in 0..C
+#ifdef NORMED
+  var squares${c} = 0.0;
+  let squares_from${c} = params.squares_at + min(first_token + ${c}u, m - 1u) * (params.x_stride / 32u);
+  for (var g = lane; g < groups; g += ${SG}u) {
+    squares${c} += xs[squares_from${c} + g].x;
+  }
+  let factor${c} = inverseSqrt(subgroupAdd(squares${c}) / f32(params.norm_k) + params.eps);
+#for r in 0..R
+  acc${r}_${c} *= factor${c};
+#end
+#endif
+#end
+
+#ifdef GATED
+#for r in 0..R
+  var bias${r} = 0.0;
+  if has_bias {
+    bias${r} = biases[bias_start + first_row + own${r}];
+  }
+#end
+#import store_gated
+#endif
+#ifdef TO_HIDDEN
+#import store_hidden
+#endif
+#ifndef QUANTISES
 #for r in 0..R
   {
-    let n = first_row + ${r * SG}u + lane;
+    let n = first_row + own${r};
     if n < params.n {
       var bias_n = 0.0;
       if has_bias {
@@ -258,4 +321,5 @@ fn main(
     }
   }
 #end
+#endif
 }

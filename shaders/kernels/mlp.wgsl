@@ -27,44 +27,8 @@ struct Params {
 #endif
 @group(0) @binding(4) var<uniform> params: Params;
 
-#ifdef SILU
-fn act(x: vec4<f32>) -> vec4<f32> {
-  // exp of more than 88 overflows, and the quotient is zero long before.
-  return x / (vec4(1.0) + exp(min(-x, vec4(80.0))));
-}
-#endif
-#ifdef GELU
-/// x / 2 * erfc(-x / sqrt(2)); erfc by the Chebyshev fit of Numerical Recipes 6.2, relative error below 1.2e-7.
-fn act(x: vec4<f32>) -> vec4<f32> {
-  let u = x * -0.70710678;
-  let z = abs(u);
-  let t = vec4(1.0) / (vec4(1.0) + 0.5 * z);
-  var p = t * 0.17087277 + vec4(-0.82215223);
-  p = t * p + vec4(1.48851587);
-  p = t * p + vec4(-1.13520398);
-  p = t * p + vec4(0.27886807);
-  p = t * p + vec4(-0.18628806);
-  p = t * p + vec4(0.09678418);
-  p = t * p + vec4(0.37409196);
-  p = t * p + vec4(1.00002368);
-  p = t * p + vec4(-1.26551223);
-  let tail = t * exp(max(p - z * z, vec4(-80.0)));
-  return 0.5 * x * select(tail, vec4(2.0) - tail, u < vec4(0.0));
-}
-#endif
-#ifdef GELU_TANH
-fn act(x: vec4<f32>) -> vec4<f32> {
-  // tanh(u) = 1 - 2 / (exp(2u) + 1), without overflow.
-  let u = 0.7978845608 * (x + 0.044715 * x * x * x);
-  let e = exp(clamp(2.0 * u, vec4(-80.0), vec4(80.0)));
-  return x * (vec4(1.0) - vec4(1.0) / (e + vec4(1.0)));
-}
-#endif
-#ifdef RELU
-fn act(x: vec4<f32>) -> vec4<f32> {
-  return max(x, vec4(0.0));
-}
-#endif
+alias Gate = vec4<f32>;
+#import activation
 
 @compute @workgroup_size(${SG})
 fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -82,13 +46,7 @@ fn main(@builtin(workgroup_id) group_id: vec3<u32>, @builtin(local_invocation_in
 #ifdef PLAIN
     v${j} = act(x[up_at + ${j}u]);
 #else
-#ifdef CLAMPED_SWIGLU
-    let gate${j} = min(x[gate_at + ${j}u], vec4(7.0));
-    let up${j} = clamp(x[up_at + ${j}u], vec4(-7.0), vec4(7.0));
-    v${j} = gate${j} / (vec4(1.0) + exp(min(-1.702 * gate${j}, vec4(80.0)))) * (up${j} + vec4(1.0));
-#else
-    v${j} = act(x[gate_at + ${j}u]) * x[up_at + ${j}u];
-#endif
+    v${j} = gated(x[gate_at + ${j}u], x[up_at + ${j}u]);
 #endif
   }
 #end

@@ -1,9 +1,11 @@
 // y[t] = norm(x[t]): RMS is x / sqrt(mean(x^2) + eps) * gain; LAYER is RMS of x - mean(x), plus a bias with BIAS; neither
 // is x itself. As f32 or quantised, or added to what y holds. For each token, or gathered for each logit row.
+// FOLDED leaves the factor of an RMS norm to the products (matmul_i8.wgsl, NORMED): y is gain * x, with the sums of squares
+// of each group of x behind the scales.
 // A lane takes whole groups of 32, so that the order of the sum depends on the adapter's lanes alone.
 // Grid: a workgroup per row.
 //
-// Defines: RMS, LAYER or none; BIAS; I8 (quantised output), ADD (y += scale * result) or neither; GATHER (row l is token
+// Defines: RMS, LAYER or none; FOLDED (with RMS and I8); BIAS; I8 (quantised output), ADD (y += scale * result) or neither; GATHER (row l is token
 // logit_token(l)); SG, SUBGROUP.
 #import grid
 #import step
@@ -16,6 +18,7 @@ struct Params {
   stride: u32, // elements from row to row, k rounded up to 32
   eps: f32,
   scale: f32, // what is added, with ADD
+  squares_at: u32, // first sum of squares in ys, with FOLDED
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
@@ -36,7 +39,9 @@ struct Params {
 
 #ifdef NORMS
 #ifndef SUBGROUP
+#ifndef FOLDED
 #import sum_of_lanes
+#endif
 #endif
 #endif
 
@@ -85,6 +90,7 @@ fn main(
 #endif
 #endif
 #ifdef NORMS
+#ifndef FOLDED
   var sum = 0.0;
   for (var g = lane; g < groups; g += ${SG}u) {
 #for j in 0..8
@@ -103,10 +109,20 @@ fn main(
 #endif
   let scale = inverseSqrt(total / f32(params.k) + params.eps);
 #endif
+#endif
   for (var g = lane; g < groups; g += ${SG}u) {
+#ifdef FOLDED
+    var squares = 0.0;
+#endif
 #for j in 0..8
+#ifdef FOLDED
+    let x${j} = x[start + g * 8u + ${j}u];
+    squares += dot(x${j}, x${j});
+    let v${j} = x${j} * gain[g * 8u + ${j}u];
+#else
 #ifdef RMS
     let v${j} = x[start + g * 8u + ${j}u] * scale * gain[g * 8u + ${j}u];
+#endif
 #endif
 #ifdef LAYER
 #ifdef BIAS
@@ -125,6 +141,9 @@ fn main(
     yq[at * 2u] = q.low;
     yq[at * 2u + 1u] = q.high;
     ys[at] = q.scales;
+#ifdef FOLDED
+    ys[params.squares_at + at] = vec2(squares, 0.0);
+#endif
 #else
 #for j in 0..8
 #ifdef ADD

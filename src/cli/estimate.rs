@@ -6,6 +6,7 @@ use super::{out, session};
 use crate::engine::handle::FailureKind;
 use crate::engine::loader::LoadFailure;
 use crate::engine::memory_plan::{self, Machine};
+use crate::executor::wgpu_executor;
 use crate::memory;
 use crate::model::Model;
 use serde_json::json;
@@ -59,7 +60,7 @@ pub fn run(args: &EstimateArgs) -> CliResult {
         }
         Err(failure) if failure.kind == FailureKind::DoesNotFit && args.json => {
             out::json(&json!({
-                "weights_bytes": memory_plan::weights_bytes(&model).map_err(LoadFailure::from)?,
+                "weights_bytes": wgpu_executor::weights_bytes(&model).map_err(LoadFailure::from)?,
                 "kv_bytes_per_token": memory::kv_bytes_per_token(spec, options.kv_token_bytes()),
                 "available_bytes": machine.available_bytes,
                 "fits": false,

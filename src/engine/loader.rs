@@ -186,16 +186,7 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         None => [0; 32],
     };
     let plan = memory_plan::plan(&model, &request.options, Machine::with_adapter(gpu.caps().is_cpu))?;
-    let config = ExecutorConfig {
-        num_blocks: plan.memory.num_blocks,
-        block_size: request.options.block_size,
-        max_tokens_per_step: request.options.max_num_batched_tokens.max(request.options.max_num_seqs),
-        max_num_seqs: request.options.max_num_seqs,
-        max_model_len: plan.max_model_len,
-        precise: request.options.precise,
-        kv: request.options.kv_format(),
-        canary: request.options.kv_canary,
-    };
+    let config = memory_plan::executor_config(&request.options, plan.memory.num_blocks, plan.max_model_len);
     let num_host_blocks = plan.num_host_blocks;
     let is_windowed = memory_plan::has_windows(model.spec());
     let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;

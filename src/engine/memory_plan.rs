@@ -7,10 +7,10 @@
 use super::handle::FailureKind;
 use super::loader::LoadFailure;
 use super::options::EngineOptions;
-use crate::memory::{self, KvSize, MemoryConfig};
-use crate::model::dtype::DType;
+use crate::executor::wgpu_executor::{self, ExecutorConfig};
+use crate::memory::{self, FixedBytes, KvSize, MemoryConfig};
 use crate::model::groups::LayerGroups;
-use crate::model::spec::{ModelSpec, WeightRole};
+use crate::model::spec::ModelSpec;
 use crate::model::{Model, ModelError};
 
 /// KV memory that is taken without being asked for: enough for several chats, small enough to start fast.
@@ -20,8 +20,6 @@ const DEFAULT_KV_BYTES_GPU: u64 = 2 << 30;
 const HOST_SHARE: u64 = 4;
 /// The books of more places than this would cost more than they give.
 const MAX_HOST_BLOCKS: u64 = 1 << 16;
-/// Buffers start at multiples of this.
-const PADDING: u64 = 256;
 
 /// What the plan has to fit in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +57,12 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
             .with_fix(format!("use --max-model-len {} or less", spec.max_position)));
     }
     let wanted_len = options.max_model_len.unwrap_or(spec.max_position);
-    let weights_bytes = weights_bytes(model)?;
+    let weights = wgpu_executor::weights_bytes(model)?;
+    let fixed_for = |len| -> Result<FixedBytes, ModelError> {
+        let workspace = wgpu_executor::workspace_bytes(model, &executor_config(options, memory::MIN_BLOCKS, len))?;
+        Ok(FixedBytes { weights, workspace })
+    };
+    let fixed = fixed_for(wanted_len)?;
     let limit = machine
         .available_bytes
         .map(|bytes| (bytes as f64 * f64::from(options.gpu_memory_utilization)) as u64)
@@ -69,15 +72,14 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
         block_size: options.block_size,
         max_tokens_per_step: options.max_num_batched_tokens.max(options.max_num_seqs),
         max_num_seqs: options.max_num_seqs,
-        max_logits: options.max_num_seqs,
         max_model_len: wanted_len,
         kv_token: options.kv_token_bytes(),
     };
-    let least = memory::estimate(spec, weights_bytes, &config);
+    let least = memory::estimate(spec, fixed, &config);
     config.kv = match options.num_gpu_blocks_override {
         Some(blocks) => KvSize::Blocks(blocks),
         None => {
-            let fixed = least.weights_bytes.saturating_add(least.workspace_bytes);
+            let fixed = fixed.weights.saturating_add(fixed.workspace);
             let default_kv = if machine.is_cpu { DEFAULT_KV_BYTES_CPU } else { DEFAULT_KV_BYTES_GPU };
             // A context that was asked for by name has to fit, whatever is usual.
             let asked_kv =
@@ -85,7 +87,7 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
             KvSize::Budget { total_bytes: fixed.saturating_add(default_kv.max(asked_kv)).min(limit) }
         }
     };
-    let memory = memory::estimate(spec, weights_bytes, &config);
+    let memory = memory::estimate(spec, fixed, &config);
     if memory.total_bytes > limit {
         return Err(too_large(&memory, machine.available_bytes.unwrap_or(limit)));
     }
@@ -101,9 +103,11 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
     // What slid out of a window is not kept anywhere, so a windowed model's blocks do not go to host memory.
     let swap_space_bytes = if has_windows(spec) { 0 } else { options.swap_space_bytes };
     let num_host_blocks = (swap_space_bytes.min(free) / per_block).min(MAX_HOST_BLOCKS);
+    let max_model_len = wanted_len.min(room);
+    config.kv = KvSize::Blocks(memory.num_blocks);
     Ok(EnginePlan {
-        memory,
-        max_model_len: wanted_len.min(room),
+        memory: memory::estimate(spec, fixed_for(max_model_len)?, &config),
+        max_model_len,
         num_host_blocks: num_host_blocks as u32,
         host_bytes: num_host_blocks * per_block,
     })
@@ -135,18 +139,18 @@ fn too_large(plan: &memory::MemoryPlan, available: u64) -> LoadFailure {
     )
 }
 
-/// Bytes of all weights in the checkpoint's own types, which the executor keeps.
-pub fn weights_bytes(model: &Model) -> Result<u64, ModelError> {
-    let spec = model.spec();
-    let mut dtypes: Vec<(WeightRole, DType)> = Vec::new();
-    for role in spec.roles() {
-        if let Some(form) = model.weight_form(role)? {
-            dtypes.push((role, form.dtype));
-        }
+/// What the executor is built with.
+pub fn executor_config(options: &EngineOptions, num_blocks: u32, max_model_len: u32) -> ExecutorConfig {
+    ExecutorConfig {
+        num_blocks,
+        block_size: options.block_size,
+        max_tokens_per_step: options.max_num_batched_tokens.max(options.max_num_seqs),
+        max_num_seqs: options.max_num_seqs,
+        max_model_len,
+        precise: options.precise,
+        kv: options.kv_format(),
+        canary: options.kv_canary,
     }
-    // Roles without a tensor have no shape either and count nothing, whatever their type.
-    let dtype_of = |role| dtypes.iter().find(|(r, _)| *r == role).map_or(DType::F32, |(_, dtype)| *dtype);
-    Ok(memory::weights_bytes(spec, PADDING, dtype_of))
 }
 
 /// Memory that programs may take without swapping; `None` where the system does not say.

@@ -72,6 +72,8 @@ pub struct GpuCaps {
     pub has_timestamps: bool,
     pub max_binding_bytes: u64,
     pub max_buffer_bytes: u64,
+    /// Storage buffers that a kernel may bind.
+    pub max_storage_buffers: u32,
     /// Alignment of a slice within a buffer, for any use.
     pub slice_align: u64,
     /// Loads of texels are much faster than those from buffers; see [`super::texels`].
@@ -274,6 +276,7 @@ fn wanted_limits(adapter: &wgpu::Limits) -> wgpu::Limits {
     let mut limits = floor_limits(adapter);
     limits.max_buffer_size = adapter.max_buffer_size;
     limits.max_storage_buffer_binding_size = adapter.max_storage_buffer_binding_size;
+    limits.max_storage_buffers_per_shader_stage = adapter.max_storage_buffers_per_shader_stage.min(16);
     limits.max_compute_workgroup_storage_size = adapter.max_compute_workgroup_storage_size.min(32 << 10);
     limits.max_compute_invocations_per_workgroup = adapter.max_compute_invocations_per_workgroup.min(1024);
     limits.max_compute_workgroup_size_x = adapter.max_compute_workgroup_size_x.min(1024);
@@ -297,6 +300,7 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest) -> Result<Gpu, Gpu
         has_timestamps,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_buffer_bytes: limits.max_buffer_size,
+        max_storage_buffers: limits.max_storage_buffers_per_shader_stage,
         slice_align: u64::from(
             limits.min_storage_buffer_offset_alignment.max(limits.min_uniform_buffer_offset_alignment),
         ),

@@ -16,6 +16,7 @@ macro_rules! sources {
 
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
+    "activation"
     "attention_store"
     "attention_tile"
     "dot8"
@@ -24,8 +25,11 @@ pub const SHARED: &[Source] = sources!("shared":
     "pairs"
     "philox"
     "quantise"
+    "quantise_lanes"
     "softmax"
     "step"
+    "store_gated"
+    "store_hidden"
     "sum_of_lanes"
     "weight_planes"
     "weights"

@@ -42,6 +42,16 @@ impl RowCount {
 pub enum Activations<'a> {
     F32(&'a BufferSlice),
     I8(&'a QuantisedRows),
+    /// Rows whose RMS norm lacks its factor, which the product makes of their sums of squares.
+    Folded(&'a QuantisedRows, RmsFactor),
+}
+
+/// What the factor of an RMS norm is made of, beside a row's sums of squares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsFactor {
+    /// Elements of a row, without padding.
+    pub k: u32,
+    pub eps: f32,
 }
 
 /// Buffers of quantised activations.
@@ -49,8 +59,16 @@ pub enum Activations<'a> {
 pub struct QuantisedRows {
     /// `vec4<u32>` of 16 x i8, `[rows, stride / 16]`.
     pub q: BufferSlice,
-    /// `vec2<f32>` (scale, scale * sum of q), `[rows, stride / 32]`.
+    /// `vec2<f32>` (scale, scale * sum of q), `[rows, stride / 32]`. Rows that may be folded have as many again:
+    /// (sum of squares of a group before the gain, 0).
     pub scales: BufferSlice,
+}
+
+impl QuantisedRows {
+    /// Where the sums of squares begin in `scales`, in pairs.
+    pub(super) fn squares_at(&self) -> u32 {
+        (self.scales.size / 16) as u32
+    }
 }
 
 /// Where a kernel that ends a chain of element-wise work writes.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::context::{Activations, KernelContext};
 use super::expert_pairs::Layout;
-use super::matmul::{COLUMNS, Params, Precision, rows_per_lane, variant};
+use super::matmul::{COLUMNS, Ends, Fusion, Params, Precision, rows_per_lane, variant};
 use super::pack::Format;
 use super::weights::ExpertMatrix;
 use super::{Class, stride};
@@ -47,7 +47,7 @@ struct Tile {
 }
 
 fn grouped(format: Format, precision: Precision, class: Class, pairs: bool, columns: u32) -> (&'static str, Defines) {
-    let (name, defines) = variant((format, 1), precision, class, pairs, columns);
+    let (name, defines) = variant((format, 1), precision, class, pairs, columns, Fusion::default());
     (name, defines.flag("GROUPED"))
 }
 
@@ -68,8 +68,12 @@ impl ExpertMatmul {
     ) -> Result<ExpertMatmul, GpuError> {
         let precision = match x {
             Activations::F32(_) => Precision::F32,
-            Activations::I8(_) => Precision::I8,
+            Activations::I8(_) | Activations::Folded(..) => Precision::I8,
         };
+        if let Activations::Folded(..) = x {
+            let message = "experts do not take rows whose norm is folded".into();
+            return Err(GpuError::Validation { what: weights.label.clone(), message });
+        }
         let mut tiles = Vec::new();
         for columns in COLUMNS {
             let (name, defines) = grouped(weights.format, precision, ctx.class, ctx.multiply_pairs, columns);
@@ -97,13 +101,16 @@ impl ExpertMatmul {
                     vec![("work", rows.work), ("wq", &slice.q), ("biases", bias), ("y", rows.y), ("params", &params)];
                 match x {
                     Activations::F32(x) => bindings.push(("x", x)),
-                    Activations::I8(x) => bindings.extend([("xq", &x.q), ("xs", &x.scales)]),
+                    Activations::I8(x) | Activations::Folded(x, _) => {
+                        bindings.extend([("xq", &x.q), ("xs", &x.scales)]);
+                    }
                 }
                 bindings.extend(slice.h.iter().map(|h| ("wh", h)));
                 bindings.extend(slice.s.iter().map(|s| ("ws", s)));
                 parts.push(ctx.gpu.bind(&kernel, &bindings)?);
             }
-            let rows_per_workgroup = rows_per_lane(weights.format, ctx.class, precision, columns) * ctx.class.lanes();
+            let rows_per_workgroup =
+                rows_per_lane(weights.format, ctx.class, precision, columns, Ends::Sums) * ctx.class.lanes();
             tiles.push(Tile { columns, parts, workgroups: weights.n.div_ceil(rows_per_workgroup) });
         }
         Ok(ExpertMatmul { label: weights.label.clone(), layout: rows.layout, tiles })

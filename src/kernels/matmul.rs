@@ -10,11 +10,13 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::context::{Activations, KernelContext, RowCount};
+use super::context::{Activations, KernelContext, QuantisedRows, RowCount, RowOutput};
+use super::mlp::activation_flag;
 use super::pack::{BLOCK_ROWS, Format};
 use super::weights::{PackedMatrix, PackedSlice};
-use super::{Class, stride};
+use super::{Class, GROUP, stride};
 use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
+use crate::model::spec::Activation;
 
 /// Mirrors `Params` of matmul_i8.wgsl and matmul_f32.wgsl.
 #[repr(C)]
@@ -34,6 +36,11 @@ pub struct Params {
     pub num_rows: u32,
     pub slots: u32,
     pub pairs_per_row: u32,
+    /// This and what follows: of fused products alone.
+    pub squares_at: u32,
+    pub norm_k: u32,
+    pub eps: f32,
+    pub to_squares_at: u32,
 }
 
 /// Precision of the activations.
@@ -54,6 +61,81 @@ pub struct Output<'a> {
     pub accumulate: bool,
 }
 
+/// What becomes of the sums.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    /// They are stored or added, with the bias.
+    Sums(Output<'a>),
+    /// They are added to the hidden state `x` (f32 `[m, stride(n)]`), and what the next RMS norm's readers take is
+    /// written: `gain * x` and the sums of squares ([`Activations::Folded`]). The product has no bias.
+    Hidden { x: &'a BufferSlice, gain: &'a BufferSlice, folded: &'a QuantisedRows },
+    /// The matrix has gate and up in turns of 32 rows, `n / 2` of each: `act(gate) * up` is written, quantised.
+    Gated { activation: Activation, y: &'a QuantisedRows },
+}
+
+/// What a product does beside multiplying, as far as kernels are compiled for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fusion {
+    /// The factor of a norm that was folded into the rows is multiplied at the end.
+    pub is_normed: bool,
+    pub ends: Ends,
+}
+
+/// The kind of a [`Target`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ends {
+    #[default]
+    Sums,
+    Hidden,
+    Gated(Activation),
+}
+
+impl Fusion {
+    /// Storage buffers that a product with all of it binds.
+    pub const BUFFERS: u32 = 10;
+
+    /// Whether products of a class can do more than multiply: that takes whole groups of 32 rows in a workgroup.
+    pub fn is_possible(class: Class) -> bool {
+        matches!(class, Class::Subgroup(lanes) if lanes >= 8)
+    }
+
+    /// Whether a product of i8 activations can be [`Target::Gated`]: 64 rows then fit a workgroup's registers.
+    pub fn can_gate(format: Format, class: Class) -> bool {
+        let has_room = |lanes: u32| lanes >= 16 || format.is_texels() && format.is_four_bit();
+        Fusion::is_possible(class) && format.takes_i8() && has_room(class.lanes())
+    }
+
+    fn defines(self, defines: Defines, class: Class) -> Defines {
+        let defines = if self.is_normed { defines.flag("NORMED") } else { defines };
+        let own = |defines: Defines| defines.flag("QUANTISES").set("P", i64::from((GROUP / class.lanes()).max(1)));
+        match self.ends {
+            Ends::Sums => defines,
+            Ends::Hidden => own(defines.flag("TO_HIDDEN")),
+            Ends::Gated(activation) => own(defines.flag("GATED").flag(activation_flag(activation))),
+        }
+    }
+}
+
+impl<'a> Target<'a> {
+    fn ends(&self) -> Ends {
+        match self {
+            Target::Sums(_) => Ends::Sums,
+            Target::Hidden { .. } => Ends::Hidden,
+            Target::Gated { activation, .. } => Ends::Gated(*activation),
+        }
+    }
+
+    fn bindings(&self) -> Vec<(&'static str, &'a BufferSlice)> {
+        match self {
+            Target::Sums(y) => vec![("y", y.slice)],
+            Target::Hidden { x, folded, .. } => {
+                RowOutput::I8(folded).bindings().into_iter().chain([("y", *x)]).collect()
+            }
+            Target::Gated { y, .. } => RowOutput::I8(y).bindings(),
+        }
+    }
+}
+
 /// Tokens of a tile, ascending.
 pub const COLUMNS: [u32; 4] = [1, 2, 4, 8];
 
@@ -72,7 +154,7 @@ struct Tile {
 }
 
 /// Rows of a lane. More rows share the activations' loads, fewer keep accumulators in registers.
-pub(super) fn rows_per_lane(format: Format, class: Class, precision: Precision, columns: u32) -> u32 {
+pub(super) fn rows_per_lane(format: Format, class: Class, precision: Precision, columns: u32, ends: Ends) -> u32 {
     let wanted = match precision {
         Precision::F32 => 4,
         // Whole bytes are unpacked into more registers than nibbles.
@@ -92,6 +174,8 @@ pub(super) fn rows_per_lane(format: Format, class: Class, precision: Precision, 
         }
     };
     match class {
+        // Gate and up of a group of 32.
+        Class::Subgroup(lanes) if matches!(ends, Ends::Gated(_)) => BLOCK_ROWS / lanes,
         Class::Subgroup(lanes) => wanted.min(BLOCK_ROWS / lanes),
         Class::Floor => 1,
     }
@@ -109,12 +193,13 @@ pub(super) fn variant(
     class: Class,
     pairs: bool,
     columns: u32,
+    fusion: Fusion,
 ) -> (&'static str, Defines) {
-    let rows = rows_per_lane(format, class, precision, columns);
+    let rows = rows_per_lane(format, class, precision, columns, fusion.ends);
     let defines = format.defines().and(&class.defines()).set("R", i64::from(rows)).set("C", i64::from(columns));
     let defines = match precision {
         Precision::F32 => defines,
-        Precision::I8 => defines.set("U", i64::from(groups_per_pass(format, groups, columns))),
+        Precision::I8 => fusion.defines(defines.set("U", i64::from(groups_per_pass(format, groups, columns))), class),
     };
     match precision {
         Precision::F32 => ("matmul_f32", defines),
@@ -125,8 +210,15 @@ pub(super) fn variant(
 
 impl Matmul {
     /// Every kernel that a product may use, for compiling ahead.
-    pub fn kernels(format: Format, precision: Precision, class: Class, pairs: bool) -> Vec<(String, Defines)> {
-        let of = |&columns: &u32| [1, 2].map(|groups| variant((format, groups), precision, class, pairs, columns));
+    pub fn kernels(
+        format: Format,
+        precision: Precision,
+        class: Class,
+        pairs: bool,
+        fusion: Fusion,
+    ) -> Vec<(String, Defines)> {
+        let of =
+            |&columns: &u32| [1, 2].map(|groups| variant((format, groups), precision, class, pairs, columns, fusion));
         COLUMNS.iter().flat_map(of).map(|(name, defines)| (name.to_string(), defines)).collect()
     }
 
@@ -140,28 +232,56 @@ impl Matmul {
         bias: Option<&BufferSlice>,
         rows: RowCount,
     ) -> Result<Matmul, GpuError> {
+        Matmul::to(ctx, label, weights, x, Target::Sums(y), bias, rows)
+    }
+
+    /// As [`Matmul::new`], with more to do; rows that are folded, and targets other than sums, need i8 activations and a
+    /// class for which fusion [is possible](Fusion::is_possible).
+    pub fn to(
+        ctx: &mut KernelContext<'_>,
+        label: &str,
+        weights: &PackedMatrix,
+        x: Activations<'_>,
+        target: Target<'_>,
+        bias: Option<&BufferSlice>,
+        rows: RowCount,
+    ) -> Result<Matmul, GpuError> {
         let mut tiles: Vec<Tile> = COLUMNS.iter().map(|&columns| Tile { columns, parts: Vec::new() }).collect();
+        let vector = if let Target::Hidden { gain, .. } = target { Some(gain) } else { bias };
         for slice in &weights.slices {
-            let params = Params {
+            let mut params = Params {
                 n: slice.num_rows,
                 groups: stride(weights.k) / super::GROUP,
                 x_stride: stride(weights.k),
-                y_stride: y.stride,
-                y_offset: y.offset + slice.first_row,
                 counts_logits: rows.flag(),
-                accumulate: u32::from(y.accumulate),
                 has_bias: u32::from(bias.is_some()),
                 ..Params::default()
             };
+            if let Activations::Folded(x, factor) = x {
+                (params.squares_at, params.norm_k, params.eps) = (x.squares_at(), factor.k, factor.eps);
+            }
+            match target {
+                Target::Sums(y) => {
+                    (params.y_stride, params.y_offset) = (y.stride, y.offset + slice.first_row);
+                    params.accumulate = u32::from(y.accumulate);
+                }
+                Target::Hidden { folded, .. } => {
+                    (params.y_stride, params.y_offset) = (stride(weights.n), slice.first_row);
+                    params.to_squares_at = folded.squares_at();
+                }
+                Target::Gated { .. } => {
+                    (params.y_stride, params.y_offset) = (weights.n / 2, slice.first_row / 2);
+                }
+            }
             let params = ctx.params.push(ctx.gpu, &params)?;
             // Any buffer does where there is no bias: it is not read.
-            let bias = bias.map_or_else(
+            let vector = vector.map_or_else(
                 || ctx.step_meta.clone(),
                 |b| b.buffer.slice(b.offset + 4 * u64::from(slice.first_row), 4 * u64::from(slice.num_rows)),
             );
             for tile in &mut tiles {
                 let format = (weights.format, stride(weights.k) / super::GROUP);
-                tile.parts.push(bind(ctx, format, slice, x, y.slice, &bias, &params, tile.columns)?);
+                tile.parts.push(bind(ctx, format, slice, x, target, &vector, &params, tile.columns)?);
             }
         }
         Ok(Matmul { label: label.into(), tiles })
@@ -183,26 +303,28 @@ fn bind(
     format: (Format, u32),
     slice: &PackedSlice,
     x: Activations<'_>,
-    y: &BufferSlice,
-    bias: &BufferSlice,
+    target: Target<'_>,
+    vector: &BufferSlice,
     params: &BufferSlice,
     columns: u32,
 ) -> Result<(Arc<Bound>, u32), GpuError> {
     let precision = match x {
         Activations::F32(_) => Precision::F32,
-        Activations::I8(_) => Precision::I8,
+        Activations::I8(_) | Activations::Folded(..) => Precision::I8,
     };
-    let (name, defines) = variant(format, precision, ctx.class, ctx.multiply_pairs, columns);
+    let fusion = Fusion { is_normed: matches!(x, Activations::Folded(..)), ends: target.ends() };
+    let (name, defines) = variant(format, precision, ctx.class, ctx.multiply_pairs, columns, fusion);
     let kernel = ctx.gpu.kernel(name, &defines)?;
-    let mut bindings =
-        vec![("step_meta", ctx.step_meta), ("wq", &slice.q), ("biases", bias), ("y", y), ("params", params)];
+    let mut bindings = vec![("step_meta", ctx.step_meta), ("wq", &slice.q), ("params", params)];
+    bindings.push((if fusion.ends == Ends::Hidden { "gain" } else { "biases" }, vector));
+    bindings.extend(target.bindings());
     match x {
         Activations::F32(x) => bindings.push(("x", x)),
-        Activations::I8(x) => bindings.extend([("xq", &x.q), ("xs", &x.scales)]),
+        Activations::I8(x) | Activations::Folded(x, _) => bindings.extend([("xq", &x.q), ("xs", &x.scales)]),
     }
     bindings.extend(slice.h.iter().map(|h| ("wh", h)));
     bindings.extend(slice.s.iter().map(|s| ("ws", s)));
-    let rows_per_workgroup = rows_per_lane(format.0, ctx.class, precision, columns) * ctx.class.lanes();
+    let rows_per_workgroup = rows_per_lane(format.0, ctx.class, precision, columns, fusion.ends) * ctx.class.lanes();
     Ok((ctx.gpu.bind(&kernel, &bindings)?, slice.num_rows.div_ceil(rows_per_workgroup)))
 }
 

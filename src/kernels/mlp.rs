@@ -31,15 +31,20 @@ pub struct Mlp {
     lanes: u32,
 }
 
-/// The defines of one variant.
-pub fn defines(class: Class, kind: MlpKind, activation: Activation, is_quantised: bool) -> Defines {
-    let activation = match activation {
+/// The name of an activation in shared/activation.wgsl.
+pub(super) fn activation_flag(activation: Activation) -> &'static str {
+    match activation {
         Activation::Silu => "SILU",
         Activation::Gelu => "GELU",
         Activation::GeluTanh => "GELU_TANH",
         Activation::Relu => "RELU",
         Activation::ClampedSwiglu => "CLAMPED_SWIGLU",
-    };
+    }
+}
+
+/// The defines of one variant.
+pub fn defines(class: Class, kind: MlpKind, activation: Activation, is_quantised: bool) -> Defines {
+    let activation = activation_flag(activation);
     let flags = [("PLAIN", kind == MlpKind::Plain), ("I8", is_quantised)];
     let defines = class.defines().flag(activation);
     flags.iter().filter(|f| f.1).fold(defines, |defines, flag| defines.flag(flag.0))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::context::{KernelContext, RowCount, RowOutput};
+use super::context::{KernelContext, QuantisedRows, RowCount, RowOutput};
 use super::{Class, stride};
 use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
 
@@ -20,6 +20,7 @@ pub struct Params {
     pub stride: u32,
     pub eps: f32,
     pub scale: f32,
+    pub squares_at: u32,
 }
 
 /// What is computed. Gains and biases have `stride(k)` elements, zero beyond k.
@@ -40,6 +41,8 @@ pub enum Kind<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
     Row(RowOutput<'a>),
+    /// Of an RMS norm: `gain * x` quantised, and the sums of squares of which products make the rest.
+    Folded(&'a QuantisedRows),
     /// `y += scale * result`, f32 `[num_tokens, stride(k)]`.
     Add {
         y: &'a BufferSlice,
@@ -60,6 +63,7 @@ pub enum Form {
 pub enum Writes {
     F32,
     I8,
+    Folded,
     Add,
 }
 
@@ -77,7 +81,8 @@ pub fn defines(class: Class, form: Form, writes: Writes, rows: RowCount) -> Defi
         ("RMS", form == Form::Rms),
         ("LAYER", matches!(form, Form::Layer { .. })),
         ("BIAS", form == Form::Layer { bias: true }),
-        ("I8", writes == Writes::I8),
+        ("I8", matches!(writes, Writes::I8 | Writes::Folded)),
+        ("FOLDED", writes == Writes::Folded),
         ("ADD", writes == Writes::Add),
         ("GATHER", rows == RowCount::Logits),
     ];
@@ -98,7 +103,8 @@ impl Norm {
     ) -> Result<Norm, GpuError> {
         let (form, writes) = (kind.form(), target.writes());
         let scale = if let Target::Add { scale, .. } = target { scale } else { 1.0 };
-        let params = ctx.params.push(ctx.gpu, &Params { k, stride: stride(k), eps, scale })?;
+        let squares_at = if let Target::Folded(y) = target { y.squares_at() } else { 0 };
+        let params = ctx.params.push(ctx.gpu, &Params { k, stride: stride(k), eps, scale, squares_at })?;
         let kernel = ctx.gpu.kernel("norm", &defines(ctx.class, form, writes, rows))?;
         let mut bindings = vec![("step_meta", ctx.step_meta), ("x", x), ("params", &params)];
         match kind {
@@ -111,6 +117,7 @@ impl Norm {
         }
         match target {
             Target::Row(y) => bindings.extend(y.bindings()),
+            Target::Folded(y) => bindings.extend(RowOutput::I8(y).bindings()),
             Target::Add { y, .. } => bindings.push(("y", y)),
         }
         Ok(Norm { label: label.into(), bound: ctx.gpu.bind(&kernel, &bindings)? })
@@ -137,6 +144,7 @@ impl Target<'_> {
         match self {
             Target::Row(RowOutput::F32(_)) => Writes::F32,
             Target::Row(RowOutput::I8(_)) => Writes::I8,
+            Target::Folded(_) => Writes::Folded,
             Target::Add { .. } => Writes::Add,
         }
     }

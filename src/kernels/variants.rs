@@ -3,7 +3,7 @@
 
 use super::expert_matmul::ExpertMatmul;
 use super::kv_layout::KvFormat;
-use super::matmul::{Matmul, Precision};
+use super::matmul::{Ends, Fusion, Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
@@ -105,6 +105,9 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("mlp".into(), mlp::defines(class, MlpKind::Gated, Activation::ClampedSwiglu, is_quantised)));
     }
     for form in [Form::Rms, Form::Layer { bias: false }, Form::Layer { bias: true }, Form::Copy] {
+        if form == Form::Rms {
+            found.push(("norm".into(), norm::defines(class, form, Writes::Folded, RowCount::Tokens)));
+        }
         for writes in [Writes::F32, Writes::I8, Writes::Add] {
             found.push(("norm".into(), norm::defines(class, form, writes, RowCount::Tokens)));
         }
@@ -176,17 +179,43 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
 fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
     found.push(("embed".into(), embed::defines(class, format, false)));
     found.push(("embed".into(), embed::defines(class, format, true)));
-    found.extend(Matmul::kernels(format, Precision::F32, class, false));
+    found.extend(Matmul::kernels(format, Precision::F32, class, false, Fusion::default()));
     if format.takes_i8() {
-        found.extend(Matmul::kernels(format, Precision::I8, class, false));
-        found.extend(Matmul::kernels(format, Precision::I8, class, true));
+        found.extend(Matmul::kernels(format, Precision::I8, class, false, Fusion::default()));
+        found.extend(Matmul::kernels(format, Precision::I8, class, true, Fusion::default()));
     }
+    of_fused(class, format, found);
     // GROUPED changes nothing of how weights are read: some types stand for all.
     if [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4].contains(&format.dtype) {
         found.extend(ExpertMatmul::kernels(format, Precision::F32, class, false));
         if format.takes_i8() {
             let kernels = |&pairs: &bool| ExpertMatmul::kernels(format, Precision::I8, class, pairs);
             found.extend([false, true].iter().flat_map(kernels));
+        }
+    }
+}
+
+/// What products do beside multiplying changes nothing of how weights are read: some types stand for all.
+fn of_fused(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
+    let some = [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K].contains(&format.dtype);
+    let is_listed = format.dtype == DType::Q4_1 || some && matches!(class, Class::Subgroup(8 | 32));
+    if !is_listed || !Fusion::is_possible(class) {
+        return;
+    }
+    let mut fusions =
+        vec![Fusion { is_normed: true, ends: Ends::Sums }, Fusion { is_normed: false, ends: Ends::Hidden }];
+    if Fusion::can_gate(format, class) {
+        let others = [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
+        let others = if format.dtype == DType::Q4_1 { &others[..] } else { &[] };
+        let gated = [Activation::Silu].iter().chain(others);
+        if format.dtype == DType::Q4_1 {
+            fusions.push(Fusion { is_normed: false, ends: Ends::Gated(Activation::Silu) });
+        }
+        fusions.extend(gated.map(|&activation| Fusion { is_normed: true, ends: Ends::Gated(activation) }));
+    }
+    for fusion in fusions {
+        for pairs in [false, true].iter().take(if format.is_four_bit() { 2 } else { 1 }) {
+            found.extend(Matmul::kernels(format, Precision::I8, class, *pairs, fusion));
         }
     }
 }

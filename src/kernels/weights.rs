@@ -74,8 +74,7 @@ impl PackedMatrix {
         max_plane_bytes: u64,
     ) -> Result<PackedMatrix, WeightError> {
         let pack_error = |source| WeightError::Pack { label: label.into(), source };
-        let format = Format::of(dtype);
-        let format = texel_format(gpu, format, k).unwrap_or(format);
+        let format = PackedMatrix::format(gpu, dtype, k);
         let row_bytes = format.row_bytes(k).map_err(pack_error)?;
         if let Some(part) = parts.iter().find(|p| row_bytes == 0 || !p.len().is_multiple_of(row_bytes)) {
             return Err(pack_error(PackError::PartialRow { dtype, k, bytes: part.len() }));
@@ -90,6 +89,12 @@ impl PackedMatrix {
             slices.push(upload(gpu, uploader, label, format, k, first_row, rows)?);
         }
         Ok(PackedMatrix { label: label.into(), format, n: rows.len() as u32, k, order: None, slices })
+    }
+
+    /// How matrices of a type with rows of `k` elements lie on this device.
+    pub fn format(gpu: &Gpu, dtype: DType, k: u32) -> Format {
+        let format = Format::of(dtype);
+        texel_format(gpu, format, k).unwrap_or(format)
     }
 
     /// Bytes on the GPU.

@@ -18,11 +18,21 @@ const REQUEST_ID: &str = "x-request-id";
 const MAX_REQUEST_ID: usize = 200;
 
 /// Routes that need no key.
-const OPEN_ROUTES: [&str; 6] = ["/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"];
+const OPEN_ROUTES: [&str; 9] = [
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/health/generate",
+    "/ping",
+    "/version",
+    "/metrics",
+    "/v2/health/live",
+    "/v2/health/ready",
+];
 
 /// Whether a path is served to those who have a key only, where there are keys.
 pub fn needs_key(path: &str) -> bool {
-    !OPEN_ROUTES.contains(&path) && !path.starts_with("/health/")
+    !OPEN_ROUTES.contains(&path)
 }
 
 /// Names the request, checks host and key, answers, logs.

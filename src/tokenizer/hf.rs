@@ -56,7 +56,8 @@ fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     // not end the process.
     let parsed = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
         .map_err(|_| TokenizerError::bad(FILE, "its fields contradict each other"))?;
-    let mut pipeline = parsed.map_err(|e| TokenizerError::bad(FILE, e.to_string()))?;
+    // The crate says only that no known part matches.
+    let mut pipeline = parsed.map_err(|e| unknown_part(json).unwrap_or(TokenizerError::bad(FILE, e.to_string())))?;
     if let ModelWrapper::BPE(bpe) = pipeline.get_model()
         && bpe.dropout.is_some_and(|p| p > 0.0)
     {
@@ -71,6 +72,87 @@ fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     pipeline.with_truncation(None).map_err(|e| TokenizerError::bad(FILE, e.to_string()))?;
     Ok(pipeline)
 }
+
+/// The first part of a pipeline whose type the crate does not know.
+fn unknown_part(json: &[u8]) -> Option<TokenizerError> {
+    let json: Json = serde_json::from_slice(json).ok()?;
+    PARTS.iter().find_map(|&(key, what, lists, known)| {
+        let part = json.get(key)?;
+        let inner = lists.iter().filter_map(|list| part.get(list)).filter_map(Json::as_array).flatten();
+        let types = std::iter::once(part).chain(inner).filter_map(|part| part.get("type")).filter_map(Json::as_str);
+        let name = types.into_iter().find(|name| !known.contains(name))?.to_owned();
+        Some(TokenizerError::Unsupported { file: FILE, what, name })
+    })
+}
+
+/// Parts of a pipeline: key, name, keys of lists of parts, known types.
+type Part = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
+const PARTS: [Part; 5] = [
+    ("model", "the tokenizer model", &[], &["BPE", "WordPiece", "WordLevel", "Unigram"]),
+    (
+        "normalizer",
+        "the normalizer",
+        &["normalizers"],
+        &[
+            "BertNormalizer",
+            "Strip",
+            "StripAccents",
+            "NFC",
+            "NFD",
+            "NFKC",
+            "NFKD",
+            "Sequence",
+            "Lowercase",
+            "Nmt",
+            "Precompiled",
+            "Replace",
+            "Prepend",
+            "ByteLevel",
+        ],
+    ),
+    (
+        "pre_tokenizer",
+        "the pre-tokenizer",
+        &["pretokenizers"],
+        &[
+            "BertPreTokenizer",
+            "ByteLevel",
+            "CharDelimiterSplit",
+            "Metaspace",
+            "Whitespace",
+            "WhitespaceSplit",
+            "Sequence",
+            "Split",
+            "Punctuation",
+            "Digits",
+            "UnicodeScripts",
+            "FixedLength",
+        ],
+    ),
+    (
+        "post_processor",
+        "the post-processor",
+        &["processors"],
+        &["RobertaProcessing", "BertProcessing", "ByteLevel", "TemplateProcessing", "Sequence"],
+    ),
+    (
+        "decoder",
+        "the decoder",
+        &["decoders"],
+        &[
+            "BPEDecoder",
+            "ByteLevel",
+            "WordPiece",
+            "Metaspace",
+            "CTC",
+            "Sequence",
+            "Replace",
+            "Fuse",
+            "Strip",
+            "ByteFallback",
+        ],
+    ),
+];
 
 /// A template may only name the special tokens that it declares; the crate would index with the others.
 fn check_post_processor(json: &Json) -> Result<(), TokenizerError> {

@@ -21,7 +21,7 @@ pub(super) fn rewrite(source: &str) -> String {
         let (end, changed) = match rest.as_bytes().get(1) {
             Some(b'%') => tag(rest),
             Some(b'{') => expression(rest),
-            Some(b'#') => (rest.find("#}").map_or(rest.len(), |at| at + 2), None),
+            Some(b'#') => (rest[2..].find("#}").map_or(rest.len(), |at| at + 4), None),
             _ => (1, None),
         };
         match changed {
@@ -36,9 +36,9 @@ pub(super) fn rewrite(source: &str) -> String {
 
 /// The end of the `{% … %}` at the start of `text`, and what replaces it.
 fn tag(text: &str) -> (usize, Option<String>) {
-    let Some(close) = find_outside_strings(text, "%}") else { return (text.len(), None) };
-    let end = close + 2;
-    let inside = &text[2..close];
+    // The mark's own character is no part of the end: `{%}` does not close itself.
+    let Some(len) = find_outside_strings(&text[2..], "%}") else { return (text.len(), None) };
+    let (inside, end) = (&text[2..2 + len], len + 4);
     // A scope without variables has the same effect and the same handling of white space.
     let changed = match inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace()) {
         "generation" => Some(inside.replace("generation", "with")),
@@ -50,9 +50,8 @@ fn tag(text: &str) -> (usize, Option<String>) {
 
 /// The end of the `{{ … }}` at the start of `text`, and what replaces it.
 fn expression(text: &str) -> (usize, Option<String>) {
-    let Some(close) = find_outside_strings(text, "}}") else { return (text.len(), None) };
-    let end = close + 2;
-    let inside = &text[2..close];
+    let Some(len) = find_outside_strings(&text[2..], "}}") else { return (text.len(), None) };
+    let (inside, end) = (&text[2..2 + len], len + 4);
     let (start_mark, inside) = match inside.strip_prefix(['-', '+']) {
         Some(rest) => (&inside[..1], rest),
         None => ("", inside),
@@ -199,6 +198,10 @@ mod tests {
             "{ plain } {{",
             "{{ '}}' + \"\\\"}}\" }}",
             "{% unclosed",
+            "{%} {% x %}",
+            "{#} {{ a|safe + b }} #}",
+            "{{}",
+            "{{}}",
             "",
         ] {
             assert_eq!(rewrite(source), source);

@@ -22,8 +22,22 @@ fn kvasir(home: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// The most memory that a process has held, where the system tells.
+fn peak_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|kib| kib.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
 /// Runs to the end, or fails the test at the time limit.
-fn finish(mut child: Child, what: &str) -> Output {
+fn finish(child: Child, what: &str) -> Output {
+    finish_measured(child, what).0
+}
+
+/// As [`finish`], with the most memory that was seen in use.
+fn finish_measured(mut child: Child, what: &str) -> (Output, u64) {
+    let mut peak = 0;
     let started = Instant::now();
     let readers = [
         child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn std::io::Read + Send>),
@@ -42,6 +56,7 @@ fn finish(mut child: Child, what: &str) -> Output {
         if let Some(status) = child.try_wait().expect("a child to wait for") {
             break status;
         }
+        peak = peak.max(peak_bytes(child.id()));
         if started.elapsed() > TIMEOUT {
             child.kill().expect("a child to end");
             panic!("{what} does not end");
@@ -49,7 +64,7 @@ fn finish(mut child: Child, what: &str) -> Output {
         std::thread::sleep(Duration::from_millis(5));
     };
     let [stdout, stderr] = readers.map(|reader| reader.join().expect("a reader that ends"));
-    Output { status, stdout, stderr }
+    (Output { status, stdout, stderr }, peak)
 }
 
 fn run_in(home: &Path, args: &[&str]) -> Output {
@@ -93,6 +108,7 @@ fn has_adapter() -> bool {
 fn exit_codes_tell_what_went_wrong() {
     let (llama, missing) = (fixture("tiny/llama"), fixture("tiny/no_such_model"));
     let text = fixture("smollm2/perplexity_text.txt");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces/sharing_under_pressure.jsonl").to_owned();
     let cases: &[(i32, &[&str])] = &[
         (0, &["--help"]),
         (0, &["--version"]),
@@ -104,6 +120,11 @@ fn exit_codes_tell_what_went_wrong() {
         (2, &["generate", "hi", "--model", &llama, "-n", "3", "--best-of", "2"]),
         (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
+        (2, &["generate", "hi", "--model", &llama, "--block-size", "3"]),
+        (2, &["replay", &trace, "--max-num-seqs", "4294967295"]),
+        (2, &["replay", &trace, "--block-size", "4294967295"]),
+        (2, &["replay", &trace, "--num-blocks", "4294967295"]),
+        (2, &["trace", "export", &trace, "--out", &trace]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &missing, "--out", "never-written"]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &text, "--out", "never-written"]),
         (2, &["render", "--messages", &missing, "--template", &missing]),
@@ -276,8 +297,14 @@ fn every_malformed_model_ends_in_a_message() {
         let path = root.join(name);
         let mut args = vec!["generate", "hello", "--max-tokens", "2", "--model", path.to_str().expect("UTF-8")];
         args.extend(case["stage"].as_str().filter(|s| s.starts_with("chat")).map(|_| "--chat"));
-        let output = run(&args);
+        let home = tempfile::tempdir().expect("a temporary folder");
+        let started = Instant::now();
+        let (output, peak) = finish_measured(kvasir(home.path(), &args).spawn().expect("the built binary"), name);
         let (code, message) = (output.status.code(), stderr(&output));
+        if code != Some(0) && case["stage"] == "load" {
+            assert!(started.elapsed() < Duration::from_secs(10), "{name} took {:?}", started.elapsed());
+            assert!(peak <= 300 << 20, "{name} took {} MiB", peak >> 20);
+        }
         assert!(code.is_some() && code != Some(101) && !message.contains("panicked"), "{name}: {code:?} {message}");
         if is_control {
             assert_eq!(code, Some(0), "{name} is valid: {message}");

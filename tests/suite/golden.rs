@@ -2,6 +2,7 @@
 
 mod forks;
 mod odd;
+mod sizes;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -140,16 +141,11 @@ fn family_folders() -> Vec<String> {
 
 /// An executor for this model, or `None` (with a line printed) where there is no adapter.
 fn open(path: &Path, mode: Mode, num_blocks: u32, max_model_len: u32) -> Option<WgpuExecutor> {
-    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false }) {
-        Ok(gpu) => gpu,
-        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
-            println!("skipped: {message}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
-    let model = Model::open(path).unwrap_or_else(|e| panic!("{e}"));
-    let cfg = ExecutorConfig {
+    open_with(path, mode.floor, config(mode, num_blocks, max_model_len))
+}
+
+fn config(mode: Mode, num_blocks: u32, max_model_len: u32) -> ExecutorConfig {
+    ExecutorConfig {
         num_blocks,
         block_size: mode.block_size,
         max_tokens_per_step: 256,
@@ -158,8 +154,24 @@ fn open(path: &Path, mode: Mode, num_blocks: u32, max_model_len: u32) -> Option<
         precise: mode.precise,
         kv: mode.kv,
         canary: false,
+    }
+}
+
+/// As [`open`]; what it allocates must be what the headers foretell.
+fn open_with(path: &Path, floor: bool, cfg: ExecutorConfig) -> Option<WgpuExecutor> {
+    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders: false }) {
+        Ok(gpu) => gpu,
+        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
+            println!("skipped: {message}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
     };
-    Some(WgpuExecutor::new(gpu, &model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    let model = Model::open(path).unwrap_or_else(|e| panic!("{e}"));
+    let executor =
+        WgpuExecutor::new(gpu, &model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    sizes::check(path, &model, &cfg, &executor);
+    Some(executor)
 }
 
 fn open_case(case: &Case, mode: Mode) -> Option<WgpuExecutor> {

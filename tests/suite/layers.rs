@@ -34,7 +34,8 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
             "protocol",
         ],
     ),
-    ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
+    // Of telemetry: what a step's time went into.
+    ("executor", &["ids", "protocol", "telemetry::kernels", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
     ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
     // Runs the scheduler again, with or without an executor.
     ("recording", &["ids", "protocol", "telemetry", "kv", "scheduler", "batch", "executor"]),

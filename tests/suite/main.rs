@@ -5,6 +5,7 @@ mod app;
 mod beam;
 mod canary;
 mod cli;
+mod fuzz;
 mod golden;
 mod kernels;
 mod layers;

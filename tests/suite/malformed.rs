@@ -251,3 +251,48 @@ fn no_cut_and_no_flipped_byte_panics() {
         let _ = Model::open(&folder);
     }
 }
+
+/// A sound folder with one value of its config changed.
+fn changed_folder(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let from = crate::support::core_fixtures().join("tiny/llama");
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for name in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(from.join(name), dir.path().join(name)).expect("copied");
+    }
+    let mut config = read_json(&from.join("config.json"));
+    change(&mut config);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("written");
+    dir
+}
+
+/// The refusal before a GPU is opened, and that it came at once.
+fn quick_refusal(path: &Path) -> String {
+    let begin = Instant::now();
+    let refusal = kvasir::engine::loader::read_text_side(path).err().expect("refused").message;
+    assert!(begin.elapsed() < Duration::from_secs(1), "took {:?}: {refusal}", begin.elapsed());
+    refusal
+}
+
+#[test]
+fn unknown_families_formats_and_tokenizers_are_refused_by_name_at_once() {
+    let family = changed_folder(|config| {
+        config["model_type"] = "mamba7".into();
+        config["architectures"] = serde_json::json!(["Mamba7ForCausalLM"]);
+    });
+    assert!(quick_refusal(family.path()).contains("mamba7"));
+    let scheme = changed_folder(|config| config["quantization_config"] = serde_json::json!({"quant_method": "hqq9"}));
+    assert!(quick_refusal(scheme.path()).contains("hqq9"));
+    let tokenizer = changed_folder(|_| ());
+    let path = tokenizer.path().join("tokenizer.json");
+    let mut json = read_json(&path);
+    json["model"]["type"] = "Rune".into();
+    std::fs::write(&path, json.to_string()).expect("written");
+    assert!(quick_refusal(tokenizer.path()).contains("Rune"));
+    std::fs::remove_file(&path).expect("removed");
+    assert!(quick_refusal(tokenizer.path()).contains("tokenizer.json"));
+    let Some(root) = full_fixtures().map(|f| f.join("malformed/gguf")) else { return };
+    for (name, words) in [("tensor_type_removed.gguf", "Q4_2"), ("pre_unknown.gguf", "pre")] {
+        let refusal = quick_refusal(&root.join(name));
+        assert!(refusal.contains(words), "{name}: {refusal}");
+    }
+}

@@ -16,12 +16,14 @@ use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::TokenId;
+use kvasir::kernels::Class;
 use kvasir::kernels::attention_work::Take;
+use kvasir::kernels::matmul::Fusion;
 use kvasir::kv::CachedContent;
 use kvasir::model::Model;
 use kvasir::scheduler::PreemptionMode;
 
-use crate::support::{fixtures, require_gpu};
+use crate::support::{files_with_extension, fixtures, require_gpu};
 
 const BLOCK: u32 = 8;
 const HOST_BLOCKS: u32 = 100;
@@ -52,7 +54,16 @@ fn columns(formats: &[KvFormat]) -> Vec<Column> {
             |kv: &KvFormat| Column { name: format!("{family} {kv:?}"), model: model.clone(), kv: *kv, has_windows };
         columns.extend(formats.iter().map(column));
     }
+    if formats.contains(&KvFormat::F16) {
+        columns.extend(quantised_column());
+    }
     columns
+}
+
+/// A llama whose norms and activations are part of its products.
+fn quantised_column() -> Option<Column> {
+    let model = files_with_extension(&fixtures().join("gguf/q4_1"), "gguf").pop()?;
+    Some(Column { name: "llama q4_1 F16".into(), model, kv: KvFormat::F16, has_windows: false })
 }
 
 /// The GPU executor, or `None` (with a line printed) where there is no adapter.
@@ -421,4 +432,19 @@ impl Drive<'_> {
             })
             .collect()
     }
+}
+
+#[test]
+fn a_dense_layer_is_at_most_eight_dispatches() {
+    let Some(column) = quantised_column() else { return };
+    let Some(mut executor) = on_gpu(&column, BLOCK) else { return };
+    let layers = Model::open(&column.model).unwrap_or_else(|e| panic!("{e}")).spec().num_layers;
+    let can_fuse = Fusion::is_possible(Class::of(executor.gpu().caps()));
+    let mut drive = Drive::new(&mut executor, PLAIN);
+    drive.add(1, &(tokens(20, 1), 4));
+    drive.run_to_end();
+    // Q K V, rope, attention, O, gate and up, down; embedding, first and last norm, head.
+    let expect = if can_fuse { 6 * layers + 4 } else { 9 * layers + 3 };
+    assert_eq!(drive.seen.dispatches, expect, "of a step that gives logits");
+    assert!(!can_fuse || expect <= 8 * layers + 6);
 }

@@ -36,6 +36,16 @@ pub fn renews_traces() -> bool {
     std::env::var("KVASIR_RENEW_TRACES").is_ok_and(|v| v == "1")
 }
 
+/// How long each fuzz test goes on: `FUZZ_SECONDS`, else one round over its seeds.
+pub fn fuzz_seconds() -> Option<u64> {
+    std::env::var("FUZZ_SECONDS").ok().and_then(|v| v.parse().ok())
+}
+
+/// Where the random numbers of fuzz tests begin: `SEED`, else 1.
+pub fn fuzz_seed() -> u64 {
+    std::env::var("SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(1)
+}
+
 /// True when a missing adapter is a failure and not a skip.
 pub fn require_gpu() -> bool {
     std::env::var("REQUIRE_GPU").is_ok_and(|v| v == "1")

@@ -21,6 +21,11 @@ impl Forms {
     }
 }
 
+/// Of a group's scale and its product with the sum.
+const SCALE_BYTES: u64 = 8;
+/// Of a group's sum of squares, where rows may be folded.
+pub const SQUARES_BYTES: u64 = 8;
+
 /// Buffers of `[rows, size]` activations in the forms asked for.
 #[derive(Clone, Debug)]
 pub struct Activation {
@@ -31,13 +36,28 @@ pub struct Activation {
 
 impl Activation {
     pub fn alloc(gpu: &Gpu, label: &str, rows: u32, size: u32, forms: Forms) -> Result<Activation, GpuError> {
+        Activation::alloc_rows(gpu, label, (rows, size), forms, SCALE_BYTES)
+    }
+
+    /// With room for sums of squares behind the scales, for rows whose norm may be folded.
+    pub fn alloc_foldable(gpu: &Gpu, label: &str, rows: u32, size: u32, forms: Forms) -> Result<Activation, GpuError> {
+        Activation::alloc_rows(gpu, label, (rows, size), forms, SCALE_BYTES + SQUARES_BYTES)
+    }
+
+    fn alloc_rows(
+        gpu: &Gpu,
+        label: &str,
+        (rows, size): (u32, u32),
+        forms: Forms,
+        group_bytes: u64,
+    ) -> Result<Activation, GpuError> {
         let elements = u64::from(rows) * u64::from(stride(size));
         let alloc = |suffix: &str, bytes| -> Result<BufferSlice, GpuError> {
             Ok(gpu.alloc(&format!("{label}{suffix}"), bytes, BufferUse::Storage)?.whole())
         };
         let f32 = if forms.f32 { Some(alloc("", elements * 4)?) } else { None };
         let i8 = if forms.i8 {
-            let scales = alloc(" scales", elements / u64::from(GROUP) * 8)?;
+            let scales = alloc(" scales", elements / u64::from(GROUP) * group_bytes)?;
             Some(QuantisedRows { q: alloc(" i8", elements)?, scales })
         } else {
             None

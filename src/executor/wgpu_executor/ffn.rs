@@ -2,6 +2,7 @@
 
 use super::super::LoadError;
 use super::activation::{Activation, Forms};
+use super::folding::{Link, Sum};
 use super::forward::Builder;
 use super::product::Product;
 use super::weights::{DenseWeights, ExpertPartWeights, ExpertWeights, FfnWeights, ModelWeights, Part};
@@ -169,19 +170,18 @@ impl Builder<'_> {
         })
     }
 
-    /// `(y, accumulate)`: where the sum goes; mixtures add to the hidden state `x` themselves.
+    /// `rows` is what it reads and the link that it stands behind; mixtures add to the hidden state `x` themselves.
     pub(super) fn ffn(
         &mut self,
         weights: &FfnWeights,
-        normed: &Activation,
+        rows: (&Activation, Link),
         scratch: &FfnScratch,
-        (y, accumulate): (&BufferSlice, bool),
+        to: Sum<'_>,
         x: &BufferSlice,
     ) -> Result<Ffn, LoadError> {
+        let normed = rows.0;
         match (weights, &scratch.dense, &scratch.experts, &self.spec.block.experts) {
-            (FfnWeights::Dense(weights), Some(scratch), ..) => {
-                Ok(Ffn::Dense(self.dense(weights, normed, scratch, (y, accumulate))?))
-            }
+            (FfnWeights::Dense(weights), Some(scratch), ..) => Ok(Ffn::Dense(self.dense(weights, rows, scratch, to)?)),
             (FfnWeights::Experts(weights), _, Some(scratch), Some(spec)) => {
                 Ok(Ffn::Experts(Box::new(self.experts(weights, spec, normed, scratch, x)?)))
             }
@@ -192,17 +192,26 @@ impl Builder<'_> {
     fn dense(
         &mut self,
         weights: &DenseWeights,
-        normed: &Activation,
+        (rows, link): (&Activation, Link),
         scratch: &DenseScratch,
-        (y, accumulate): (&BufferSlice, bool),
+        to: Sum<'_>,
     ) -> Result<Dense, LoadError> {
-        let y_stride = self.gate_up_stride(scratch.size);
-        let gate_up = weights.gate_up.iter().map(|p| self.matmul(p, normed, (&scratch.gate_up, y_stride), false));
-        Ok(Dense {
-            gate_up: gate_up.collect::<Result<_, _>>()?,
-            mlp: self.mlp(&scratch.gate_up, scratch.size, 1, &scratch.gated)?,
-            down: self.matmul(&weights.down, &scratch.gated, (y, stride(self.spec.hidden_size)), accumulate)?,
-        })
+        let (gate_up, mlp): (Result<Vec<_>, _>, _) = match &scratch.gated.i8 {
+            Some(gated) if weights.is_interleaved => {
+                let to_gated = |p| {
+                    let rows = self.rows_behind(link, p, rows)?;
+                    self.gated_product(p, rows, self.spec.block.activation, gated)
+                };
+                (weights.gate_up.iter().map(to_gated).collect(), Vec::new())
+            }
+            _ => {
+                let (out, y_stride) = (&scratch.gate_up, self.gate_up_stride(scratch.size));
+                let gate_up = weights.gate_up.iter().map(|p| self.product(p, (rows, link), (out, y_stride)));
+                (gate_up.collect(), self.mlp(out, scratch.size, 1, &scratch.gated)?)
+            }
+        };
+        let gate_up = gate_up?;
+        Ok(Dense { gate_up, mlp, down: self.sum(&weights.down, &scratch.gated, to)? })
     }
 
     /// What stands between the products.
@@ -239,7 +248,10 @@ impl Builder<'_> {
         let (to_gate_up, to_parts) =
             (rows(&scratch.gate_up, self.gate_up_stride(inner), spec.num_active), rows(&scratch.parts, hidden, 1));
         let shared = match (&weights.shared, &scratch.shared) {
-            (Some(weights), Some((scratch, out))) => Some((self.dense(weights, normed, scratch, (out, false))?, out)),
+            (Some(weights), Some((scratch, out))) => {
+                let to = Sum::Plain { y: out, accumulate: false };
+                Some((self.dense(weights, (normed, Link::Normed), scratch, to)?, out))
+            }
             _ => None,
         };
         let sum = combine::Params {

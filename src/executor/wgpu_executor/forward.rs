@@ -5,6 +5,7 @@ use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::ffn::{Ffn, FfnScratch};
+use super::folding::Link;
 use super::kv_buffers::KvBuffers;
 use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
@@ -96,12 +97,12 @@ pub struct Forward {
 const LOGITS_BYTES: u64 = 16 << 20;
 
 /// Activations that all layers share.
-struct Scratch {
-    x: BufferSlice, // f32 [tokens, stride(hidden)]
+pub(super) struct Scratch {
+    pub(super) x: BufferSlice, // f32 [tokens, stride(hidden)]
     /// f32 [tokens, stride(hidden)]: what a block adds, where it is not added as it is.
-    branch: Option<BufferSlice>,
-    normed: Activation, // [tokens, hidden]
-    qkv: BufferSlice,   // f32 [tokens, qkv_stride]
+    pub(super) branch: Option<BufferSlice>,
+    pub(super) normed: Activation, // [tokens, hidden]
+    qkv: BufferSlice,              // f32 [tokens, qkv_stride]
     latent: Option<LatentScratch>,
     q: BufferSlice,        // f32 [tokens, q_stride]
     partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
@@ -144,7 +145,7 @@ impl Forward {
         let tables = b.rope_tables()?;
         let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), (spec, groups.size), cfg.canary)?;
         let layers = (0..spec.num_layers as usize)
-            .map(|l| b.layer(l, &weights.layers[l], &scratch, tables.of(spec, l as u32), &kv))
+            .map(|l| b.layer(l, weights, &scratch, tables.of(spec, l as u32), &kv))
             .collect::<Result<_, _>>()?;
         let embed = Embed::new(&mut b.context(), &weights.embedding, &scratch.x, spec.block.embedding_scale)?;
         b.finish(weights, &scratch, embed, layers, kv)
@@ -223,6 +224,12 @@ impl Forward {
     }
 }
 
+/// Rows of logits that are computed at once.
+pub(super) fn max_logits(spec: &ModelSpec, cfg: &ExecutorConfig) -> u32 {
+    let row_bytes = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
+    ((LOGITS_BYTES / row_bytes) as u32).max(cfg.max_num_seqs)
+}
+
 impl Builder<'_> {
     /// A matrix takes i8 activations when it is quantised, unless every product is to be exact.
     pub(super) fn forms(&self, format: Format) -> Forms {
@@ -262,7 +269,7 @@ impl Builder<'_> {
                 true => None,
                 false => Some(f32_rows("branch", stride(spec.hidden_size))?),
             },
-            normed: Activation::alloc(self.gpu, "normed", rows, spec.hidden_size, self.forms_of(normed))?,
+            normed: Activation::alloc_foldable(self.gpu, "normed", rows, spec.hidden_size, self.forms_of(normed))?,
             qkv: f32_rows("qkv", if is_latent { stride(1) } else { self.rope_shape().qkv_stride() })?,
             latent: self.latent_scratch(weights)?,
             q: f32_rows("q", self.rope_shape().q_stride())?,
@@ -278,7 +285,7 @@ impl Builder<'_> {
     }
 
     /// Attention's and the MLP's parts are added by the products themselves.
-    fn adds_as_is(&self) -> bool {
+    pub(super) fn adds_as_is(&self) -> bool {
         self.spec.block.norm_placement == NormPlacement::Before && self.spec.block.residual_scale == 1.0
     }
 
@@ -307,27 +314,22 @@ impl Builder<'_> {
     fn layer(
         &mut self,
         l: usize,
-        weights: &LayerWeights,
+        model: &ModelWeights,
         scratch: &Scratch,
         table: &BufferSlice,
         kv: &KvBuffers,
     ) -> Result<Layer, LoadError> {
-        let hidden = self.spec.hidden_size;
+        let weights = &model.layers[l];
         let place = self.groups.layers[l];
         let planes = &kv.layers[place.buffer as usize];
         let (k_cache, v_cache) = (planes.k.whole(), planes.v.whole());
         let rope_stride = self.rope_shape().qkv_stride();
-        let matmuls = |b: &mut Self, parts: &[Part], x: &Activation, y: &BufferSlice, y_stride: u32| {
-            parts.iter().map(|p| b.matmul(p, x, (y, y_stride), false)).collect::<Result<Vec<_>, _>>()
-        };
-        let target = match &scratch.branch {
-            Some(branch) => (branch, false),
-            None => (&scratch.x, true),
-        };
-        let has_ffn_norm = self.spec.block.residual != Residual::ParallelOneNorm;
+        let (to_attention, to_ffn) = (self.link_to_attention(model, l), self.link_to_ffn(weights));
+        let qkv = weights.qkv.iter();
+        let qkv = qkv.map(|p| self.product(p, (&scratch.normed, to_attention), (&scratch.qkv, rope_stride)));
         Ok(Layer {
-            attn_norm: self.norm(weights.attn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
-            qkv: matmuls(self, &weights.qkv, &scratch.normed, &scratch.qkv, rope_stride)?,
+            qkv: qkv.collect::<Result<_, _>>()?,
+            attn_norm: self.norm_of_link(to_attention, weights.attn_norm.as_ref(), scratch)?,
             qk_norm: self.heads_norm(weights, scratch)?,
             latent: self.latent_of(l, weights, scratch, table, &k_cache)?,
             rope: match weights.latent {
@@ -336,13 +338,17 @@ impl Builder<'_> {
             },
             attention: self.attention(l, weights, scratch, (&k_cache, &v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
-            o: self.matmul(&weights.o, &scratch.attended, (target.0, stride(hidden)), target.1)?,
+            o: self.sum(&weights.o, &scratch.attended, scratch.sum(to_ffn, weights.ffn_norm.as_ref()))?,
             add_attended: self.add_branch(weights.post_attn_norm.as_ref(), scratch)?,
-            ffn_norm: match has_ffn_norm {
-                true => self.norm(weights.ffn_norm.as_ref(), scratch, &scratch.normed, RowCount::Tokens)?,
-                false => Vec::new(),
+            ffn_norm: match self.spec.block.residual {
+                Residual::ParallelOneNorm => Vec::new(),
+                _ => self.norm_of_link(to_ffn, weights.ffn_norm.as_ref(), scratch)?,
             },
-            ffn: self.ffn(&weights.ffn, &scratch.normed, &scratch.ffn, target, &scratch.x)?,
+            ffn: {
+                let next = self.norm_after(model, l);
+                let to = scratch.sum(if next.is_some() { Link::Fused } else { Link::Normed }, next);
+                self.ffn(&weights.ffn, (&scratch.normed, to_ffn), &scratch.ffn, to, &scratch.x)?
+            },
             add_mlp: match weights.ffn.experts() {
                 // A mixture adds its part itself.
                 Some(_) => None,
@@ -379,7 +385,7 @@ impl Builder<'_> {
     }
 
     /// The norm in the forms that `out` has; a copy where the model has no norm there.
-    fn norm(
+    pub(super) fn norm(
         &mut self,
         norm: Option<&NormWeights>,
         scratch: &Scratch,
@@ -538,7 +544,7 @@ impl Builder<'_> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
         let row_bytes = u64::from(logits_stride) * 4;
-        let max_logits = ((LOGITS_BYTES / row_bytes) as u32).max(self.cfg.max_num_seqs);
+        let max_logits = max_logits(self.spec, self.cfg);
         let (matrix, bias) = match &weights.head {
             Some(part) => (&part.matrix, part.bias.as_ref()),
             None => (&weights.embedding, None),

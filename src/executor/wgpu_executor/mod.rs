@@ -7,12 +7,14 @@
 
 mod activation;
 mod ffn;
+mod folding;
 mod forward;
 mod kv_buffers;
 mod latents;
 mod product;
 mod rope_tables;
 mod shapes;
+mod sizes;
 mod swap;
 mod weights;
 
@@ -31,12 +33,14 @@ use crate::memory;
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
+use crate::telemetry::kernels::by_kernel;
 use forward::{Forward, StepShape};
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
 
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
+pub use sizes::{weights_bytes, workspace_bytes};
 pub use weights::Progress;
 
 /// Sizes of everything that is allocated at load.
@@ -65,7 +69,8 @@ pub struct WgpuExecutor {
     cfg: ExecutorConfig,
     groups: LayerGroups,
     /// Held for the buffers that the bound kernels use.
-    weights: ModelWeights,
+    _weights: ModelWeights,
+    weights_bytes: u64,
     forward: Forward,
     replayer: Replayer,
     meta: Buffer,
@@ -110,7 +115,9 @@ impl WgpuExecutor {
             return Err(LoadError::Unsupported(format!("a block size of {} is no power of two", cfg.block_size)));
         }
         let spec = model.spec().clone();
-        let weights = weights::upload(&gpu, model, progress)?;
+        let before = gpu.allocated_bytes();
+        let weights = weights::upload(&gpu, model, cfg.precise, progress)?;
+        let weights_bytes = gpu.allocated_bytes() - before;
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
@@ -143,7 +150,8 @@ impl WgpuExecutor {
             cfg,
             groups,
             swapper: Swapper::new(&forward.kv, 0),
-            weights,
+            _weights: weights,
+            weights_bytes,
             forward,
         };
         executor.warm_up()?;
@@ -163,11 +171,12 @@ impl WgpuExecutor {
 
     /// Bytes of packed weights on the GPU.
     pub fn weights_bytes(&self) -> u64 {
-        let layers = self.weights.layers.iter();
-        let attention = layers.clone().flat_map(|l| l.qkv.iter().chain([&l.o])).map(|p| p.matrix.bytes());
-        let head = self.weights.head.iter().map(|p| p.matrix.bytes());
-        let ffn: u64 = layers.map(|l| l.ffn.bytes()).sum();
-        self.weights.embedding.bytes() + attention.chain(head).sum::<u64>() + ffn
+        self.weights_bytes
+    }
+
+    /// Bytes of everything that the executor holds on the GPU.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.gpu.allocated_bytes()
     }
 
     /// Whether long rows are split over workgroups, and whether rows on one prefix read it together. No bit of a result
@@ -333,7 +342,9 @@ impl WgpuExecutor {
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
             corrupted = canary::corruptions(&pending.batch, &words);
         }
-        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, ..StepOutput::default() };
+        let times = finished.dispatches.iter().map(|(kernel, label, us)| (kernel.as_str(), label.as_str(), *us));
+        let kernels = by_kernel(times);
+        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, kernels, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);
@@ -409,6 +420,10 @@ impl Executor for WgpuExecutor {
 
     fn has_canary(&self) -> bool {
         self.canary.is_some()
+    }
+
+    fn set_profiling(&mut self, on: bool) -> bool {
+        self.replayer.set_profiling(on)
     }
 
     fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {

@@ -2,9 +2,11 @@
 //! make one matrix, so that one dispatch serves them; mixed types make several.
 
 use super::super::{LoadError, LoadProgress};
+use super::folding;
 use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
-use crate::kernels::stride;
+use crate::kernels::pack::Format;
 use crate::kernels::weights::{ExpertMatrix, ExpertShape, PackedMatrix};
+use crate::kernels::{GROUP, stride};
 use crate::model::experts::{ExpertPart, ExpertSpec, MixPart};
 use crate::model::latent::LatentPart;
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
@@ -67,6 +69,8 @@ pub enum FfnWeights {
 /// An MLP.
 pub struct DenseWeights {
     pub gate_up: Vec<Part>,
+    /// `gate_up` is one matrix of `2 * stride(intermediate)` rows, gate and up in turns of 32.
+    pub is_interleaved: bool,
     pub down: Part,
 }
 
@@ -97,19 +101,6 @@ impl FfnWeights {
             FfnWeights::Experts(experts) => Some(experts),
         }
     }
-
-    /// Bytes of the matrices.
-    pub fn bytes(&self) -> u64 {
-        let dense = |dense: &DenseWeights| dense.gate_up.iter().chain([&dense.down]).map(|p| p.matrix.bytes()).sum();
-        match self {
-            FfnWeights::Dense(weights) => dense(weights),
-            FfnWeights::Experts(experts) => {
-                let parts = experts.gate_up.iter().chain([&experts.down]).map(|p| p.matrix.bytes());
-                let router = experts.router.iter().map(|p| p.matrix.bytes());
-                parts.chain(router).sum::<u64>() + experts.shared.as_ref().map_or(0, dense)
-            }
-        }
-    }
 }
 
 pub struct ModelWeights {
@@ -126,9 +117,9 @@ pub struct ModelWeights {
 pub type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> bool;
 
 /// Uploads everything, straight from the mapped file in bounded pieces.
-pub fn upload(gpu: &Gpu, model: &Model, progress: Progress<'_>) -> Result<ModelWeights, LoadError> {
+pub fn upload(gpu: &Gpu, model: &Model, precise: bool, progress: Progress<'_>) -> Result<ModelWeights, LoadError> {
     let spec = model.spec();
-    let mut loader = Loader { gpu, model, spec, uploader: Uploader::new(gpu), label: String::new() };
+    let mut loader = Loader { gpu, model, spec, precise, uploader: Uploader::new(gpu), label: String::new() };
     let total = u64::from(spec.num_layers) + 2;
     let mut report = |done: u64| {
         let go_on = progress(LoadProgress { phase: "Uploading weights", done, total });
@@ -165,6 +156,7 @@ struct Loader<'a> {
     gpu: &'a Gpu,
     model: &'a Model,
     spec: &'a ModelSpec,
+    precise: bool,
     uploader: Uploader<'a>,
     label: String,
 }
@@ -248,10 +240,59 @@ impl Loader<'_> {
         ];
         let up = [(WeightRole::Up(l), Some(WeightRole::UpBias(l)), 0)];
         let gate_up: &[_] = if self.spec.block.mlp == MlpKind::Gated { &gate_up } else { &up };
+        let is_interleaved = self.can_interleave(l)?;
         Ok(DenseWeights {
-            gate_up: self.fused("gate+up", gate_up)?,
+            gate_up: match is_interleaved {
+                true => vec![self.interleaved(l)?],
+                false => self.fused("gate+up", gate_up)?,
+            },
+            is_interleaved,
             down: self.part("down", &[(WeightRole::Down(l), Some(WeightRole::DownBias(l)))], 0)?,
         })
+    }
+
+    /// Whether gate and up can be one product that also does what stands between them and down.
+    fn can_interleave(&self, l: u32) -> Result<bool, LoadError> {
+        if self.spec.block.mlp != MlpKind::Gated {
+            return Ok(false);
+        }
+        let [gate, up, down] =
+            [WeightRole::Gate(l), WeightRole::Up(l), WeightRole::Down(l)].map(|role| form(self.model, role));
+        let (gate, up, down) = (gate?, up?, down?);
+        let is_plain = gate.order.is_none() && up.order.is_none() && down.order.is_none();
+        let k = gate.shape.last().copied().unwrap_or(0) as u32;
+        let can_gate = folding::can_gate(self.gpu, self.precise, PackedMatrix::format(self.gpu, gate.dtype, k));
+        Ok(is_plain && gate.dtype == up.dtype && Format::of(down.dtype).takes_i8() && can_gate)
+    }
+
+    /// Gate and up in turns of 32 rows, padded with rows of zeros.
+    fn interleaved(&mut self, l: u32) -> Result<Part, LoadError> {
+        let (gate, up) = (view(self.model, WeightRole::Gate(l))?, view(self.model, WeightRole::Up(l))?);
+        let k = gate.shape.last().copied().unwrap_or(0) as u32;
+        let size = self.spec.intermediate_size as usize;
+        let row_bytes = gate.bytes.len() / size.max(1);
+        let zeros = vec![0u8; row_bytes * GROUP as usize];
+        let mut parts: Vec<&[u8]> = Vec::new();
+        for first in (0..size).step_by(GROUP as usize) {
+            let last = (first + GROUP as usize).min(size);
+            for matrix in [&gate, &up] {
+                parts.push(&matrix.bytes[first * row_bytes..last * row_bytes]);
+                parts.push(&zeros[(last - first) * row_bytes..]);
+            }
+        }
+        let label = format!("{}gate+up", self.label);
+        let matrix = PackedMatrix::upload(self.gpu, &mut self.uploader, &label, gate.dtype, k, &parts)?;
+        let biases = [WeightRole::GateBias(l), WeightRole::UpBias(l)].map(|role| self.model.weight(role));
+        let mut bias = Vec::new();
+        for (half, view) in biases.into_iter().enumerate() {
+            let Some(view) = view? else { continue };
+            bias.resize(matrix.n as usize, 0.0);
+            for (i, value) in floats(&view)?.into_iter().enumerate() {
+                bias[(i / 32 * 2 + half) * 32 + i % 32] = value;
+            }
+        }
+        let bias = if bias.is_empty() { None } else { Some(self.floats("gate+up", &bias)?) };
+        Ok(Part { matrix, bias, y_offset: 0 })
     }
 
     fn experts(&mut self, l: u32, spec: &ExpertSpec) -> Result<ExpertWeights, LoadError> {
@@ -266,6 +307,7 @@ impl Loader<'_> {
             0 => None,
             _ => Some(DenseWeights {
                 gate_up: self.fused("shared expert's gate+up", &gate_up)?,
+                is_interleaved: false,
                 down: self.part("shared expert's down", &[(mix(MixPart::SharedDown), None)], 0)?,
             }),
         };

@@ -137,6 +137,9 @@ impl Page<'_> {
             // There is no speculation, so there are none.
             self.counter(name, help, 0);
         }
+        let per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+        self.head(per_position, "counter", "Accepted draft tokens by their position in the draft.");
+        self.sample(per_position, "position=\"0\"", 0.0);
         let success = "vllm:request_success_total";
         self.head(success, "counter", "Ended requests by reason.");
         for (reason, count) in REASONS.iter().zip(&metrics.finished) {

@@ -3,6 +3,7 @@
 mod attention;
 mod copy_blocks;
 mod experts;
+mod fused;
 mod gpu;
 pub mod harness;
 mod heads_norm;

@@ -49,6 +49,8 @@ pub struct Seen {
     /// Tokens found, by request, at its first admission.
     pub cached: BTreeMap<u64, u32>,
     pub abandoned: u32,
+    /// Of the last step.
+    pub dispatches: u32,
     /// Request, position.
     pub corrupted: Vec<(u64, u32)>,
 }
@@ -126,6 +128,7 @@ impl<'a> Drive<'a> {
     fn run(&mut self, plan: &StepPlan, batch: &StepBatch) -> Vec<f32> {
         let handle = self.executor.launch(batch).unwrap_or_else(|e| panic!("{e}"));
         let output = self.executor.wait(handle).unwrap_or_else(|e| panic!("{e}"));
+        self.seen.dispatches = output.stats.dispatches;
         let request = |row: u32| plan.rows[row as usize].request.0;
         self.seen.corrupted.extend(output.corrupted.iter().map(|found| (request(found.row), found.position)));
         output.logits.unwrap_or_default()

@@ -5,6 +5,7 @@ use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
 use kvasir::server::ServerOptions;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -43,6 +44,53 @@ fn a_wrong_key_reaches_no_handler() {
     assert_eq!((answer.status, &answer.json()["error"]["type"]), (401, &"authentication_error".into()));
     for path in ["/health", "/health/live", "/health/ready", "/ping", "/version"] {
         assert_eq!(server.get(path).status, 200, "{path}");
+    }
+}
+
+/// Every path that the server says it serves, its parameters filled in.
+fn all_paths() -> BTreeSet<String> {
+    let document = TestServer::fake().get("/openapi.json").json();
+    let paths = document["paths"].as_object().expect("paths").keys();
+    let filled = paths.map(|path| path.split('/').map(|part| if part.starts_with('{') { "x" } else { part }));
+    filled.map(|parts| parts.collect::<Vec<_>>().join("/")).collect()
+}
+
+#[test]
+fn without_its_key_no_route_answers_but_those_of_health() {
+    let server = start(|options| options.api_keys = vec!["right".into()]);
+    let open = [
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/health/generate",
+        "/ping",
+        "/version",
+        "/metrics",
+        "/v2/health/live",
+        "/v2/health/ready",
+    ];
+    let paths = all_paths();
+    assert!(paths.len() > 30 && open.iter().all(|path| paths.contains(*path)), "{paths:?}");
+    let body =
+        r#"{"prompt":"x","max_tokens":1,"messages":[{"role":"user","content":"x"}],"input":"x","text_input":"x"}"#;
+    for path in paths.iter().filter(|path| !open.contains(&path.as_str())) {
+        for method in ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"] {
+            for header in
+                [("x-none", "x"), ("authorization", "Bearer wrong"), ("x-api-key", "Right"), ("api-key", "right")]
+            {
+                let answer = server.send(method, path, &[JSON, header], if method == "POST" { body } else { "" });
+                assert_eq!(answer.status, 401, "{method} {path} {header:?}: {}", answer.body);
+            }
+        }
+    }
+    let under_way = server.send("GET", "/load", &[("x-api-key", "right")], "");
+    assert_eq!(under_way.json()["server_load"], 0);
+    assert_eq!(server.engine.step_totals().steps, 0, "nothing ran");
+    // Paths that differ a little are not open either.
+    for path in ["/health/../v1/models", "//health", "/Health", "/metrics/", "/health?/v1/models", "/v1/models?/health"]
+    {
+        let status = server.get(path).status;
+        assert!(status == 401 || (path.starts_with("/health?") && status == 200), "{path}: {status}");
     }
 }
 

@@ -4,6 +4,7 @@ mod access;
 mod errors;
 mod infer;
 mod lifecycle;
+mod load;
 mod logprobs;
 mod observe;
 mod openapi;
@@ -12,6 +13,7 @@ mod prefixes;
 mod streams;
 mod structured;
 mod tools;
+mod transcripts;
 
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
@@ -157,7 +159,7 @@ pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &str) -
     text + "\r\n" + body
 }
 
-fn answer(bytes: &[u8]) -> Answer {
+pub fn answer(bytes: &[u8]) -> Answer {
     let text = std::str::from_utf8(bytes).expect("UTF-8");
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {text:?}"));
     let mut lines = head.lines();
