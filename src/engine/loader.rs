@@ -288,6 +288,8 @@ pub(super) fn loaded_model(
         file_bytes: info.file_bytes,
         max_model_len,
         vocab_size: executor.vocab_size(),
+        hidden_size: model.spec().hidden_size,
+        pooling: text.pooling,
         eos_token_ids: text.eos_token_ids,
         tokenizer: text.tokenizer,
         template: text.template,

@@ -291,7 +291,15 @@ impl Model {
         self.source(role).name
     }
 
-    fn source(&self, role: WeightRole) -> Source {
+    /// The files of a folder whose weights are stored plainly.
+    pub(super) fn plain_files(&self) -> Option<&SafetensorsSet> {
+        match &self.store {
+            Store::Folder { weights, scheme: None, .. } => Some(weights),
+            _ => None,
+        }
+    }
+
+    pub(super) fn source(&self, role: WeightRole) -> Source {
         match &self.store {
             Store::Gguf(_) => (self.family.gguf_tensor)(&self.spec, role),
             Store::Folder { .. } => (self.family.hf_tensor)(&self.spec, role),

@@ -1,6 +1,7 @@
 //! Which path leads to which handler, what is said about it in the document, and the layers around all.
 
 use super::app::App;
+use super::embeddings::{EmbeddingFields, EmbeddingResponse};
 use super::error::ApiError;
 use super::health::{AbortFields, Aborted, ReplicaLoads, ServerLoad, Sleeping, Version};
 use super::infer::{InferFields, InferResponse};
@@ -18,7 +19,8 @@ use super::wire::messages::{Message, MessageCount, MessagesEvent, MessagesFields
 use super::wire::responses::{DeletedResponse, NumberedEvent, ResponseObject, ResponsesFields};
 use super::wire::{RenderedPrompt, SamplingFields};
 use super::{
-    chat, completions, guard, health, infer, inference, messages, models, observe, openapi, prefixes, responses, tokens,
+    chat, completions, embeddings, guard, health, infer, inference, messages, models, observe, openapi, prefixes,
+    responses, tokens,
 };
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -58,6 +60,10 @@ fn of_openai() -> Vec<Endpoint> {
         ))
         .answers_list::<RenderedPrompt>()
         .runs(),
+        Endpoint::post("/v1/embeddings", "Vectors of texts", embeddings::create)
+            .takes::<EmbeddingFields>()
+            .answers::<EmbeddingResponse>()
+            .runs(),
         Endpoint::post("/v1/responses", "Answers in items; sampling fields are as in chats", responses::create)
             .takes::<ResponsesFields>()
             .answers::<ResponseObject>()

@@ -316,6 +316,26 @@ fn every_malformed_model_ends_in_a_message() {
 }
 
 #[test]
+fn quantize_writes_a_smaller_folder_and_says_what_it_costs() {
+    if !has_adapter() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (model, out) = (fixture("tiny/llama"), dir.path().join("q"));
+    let text = dir.path().join("text");
+    std::fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(4)).expect("written");
+    let [out, text] = [&out, &text].map(|path| path.to_str().expect("UTF-8"));
+    let args = ["quantize", &model, out, "--text", text, "--calibrate", text, "--calibration-tokens", "24", "--json"];
+    let got = &json_lines(&args)[0];
+    let number = |key: &str| got[key].as_f64().unwrap_or_else(|| panic!("{key} of {got}"));
+    assert!(number("bytes_after") < number("bytes_before") && number("quantised") > 0.0, "{got}");
+    let ratio = number("ppl_after") / number("ppl_before");
+    assert!((0.8..1.25).contains(&ratio), "{got}");
+    let again = run(&["quantize", &model, out]);
+    assert!(again.status.code() == Some(2) && stderr(&again).contains("exists already"), "{}", stderr(&again));
+}
+
+#[test]
 fn generate_reports_tokens_usage_and_timings() {
     if !has_adapter() {
         return;

@@ -15,6 +15,7 @@ mod metamorphic;
 mod models;
 mod noop_device;
 mod quantised;
+mod quantize;
 mod queue_sim;
 mod recording;
 mod sampling;

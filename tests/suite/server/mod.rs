@@ -1,6 +1,7 @@
 //! The server on loopback: bodies, streams, errors, who is let in, how it ends.
 
 mod access;
+mod embeddings;
 mod errors;
 mod infer;
 mod lifecycle;

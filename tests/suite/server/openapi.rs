@@ -130,6 +130,7 @@ fn the_document_has_every_endpoint_and_no_loose_end() {
     let wanted = [
         "post /v1/chat/completions",
         "post /v1/completions",
+        "post /v1/embeddings",
         "post /v1/responses",
         "get /v1/responses/{id}",
         "delete /v1/responses/{id}",
