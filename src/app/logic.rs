@@ -441,7 +441,7 @@ impl AppCore {
             }
             EngineEvent::Text { delta, tokens, .. } => self.take_text(chat, id, &delta, tokens.len() as u32),
             // A chat asks for one choice.
-            EngineEvent::Choice { .. } => {}
+            EngineEvent::Choice { .. } | EngineEvent::PromptLogprobs { .. } | EngineEvent::Embedding { .. } => {}
             EngineEvent::Finished { reason, usage, timings } => self.finish_run(chat, id, &reason, usage, timings),
             EngineEvent::Failed { error } => {
                 self.end_run(id, RunStatus::Failed, String::new(), Some(words::run_error(&error)));

@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod completions;
 mod doctor;
+mod embed;
 mod error;
 mod estimate;
 mod eval;
@@ -22,6 +23,7 @@ mod out;
 mod quantize;
 mod render;
 mod replay;
+mod run_batch;
 mod serve;
 mod session;
 mod tokenize;
@@ -50,6 +52,10 @@ pub enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Completions of one or several prompts
     Generate(Box<generate::GenerateArgs>),
+    /// Vectors of texts
+    Embed(Box<embed::EmbedArgs>),
+    /// The requests of a file in OpenAI's batch format
+    RunBatch(Box<run_batch::RunBatchArgs>),
     /// A conversation in the terminal
     Chat(Box<chat::ChatArgs>),
     /// Adapters, folders, what is missing and how to mend it
@@ -115,6 +121,8 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
         Command::App(args) => app::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Embed(args) => embed::run(&args),
+        Command::RunBatch(args) => run_batch::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Models(args) => models::run(&args),

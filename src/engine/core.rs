@@ -66,7 +66,7 @@ pub struct EngineCore {
     pub(super) executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
     pub(super) scheduler: Scheduler,
-    batch: StepBatch,
+    pub(super) batch: StepBatch,
     /// By the request of the first choice; the requests of the others follow it.
     pub(super) runs: BTreeMap<RequestId, LiveRun>,
     pub(super) recent: RecentTokens,
@@ -215,6 +215,8 @@ impl EngineCore {
             self.batch.add_chains(&plan, &self.scheduler);
         }
         let unfollowed = self.mask_rows(&plan);
+        let pooled = self.pool_rows(&plan);
+        let scored = self.score_rows(&plan);
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
@@ -250,6 +252,8 @@ impl EngineCore {
         self.tell_plan(&plan, record.t0_us);
         // The first terminal event counts: text that follows it is not heard.
         faulty.iter().for_each(|(id, error)| self.tell_failure(*id, error));
+        self.take_hidden(&pooled, &output.hidden);
+        self.take_scores(&scored, output.scored);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
         faulty.iter().for_each(|(id, error)| self.fail(*id, error));

@@ -3,6 +3,8 @@
 use super::choices::{self, Choice};
 use super::mailbox::EventSink;
 use super::output::TextOutput;
+use super::pooling::Pool;
+use super::scores::Scores;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{
     Decoding, EngineEvent, FinishReason, OutputRules, OwnerTag, RunTimings, TokenConstraint, TokenLogprobs, Usage,
@@ -35,6 +37,10 @@ pub struct LiveRun {
     rules: OutputRules,
     /// The constraint of each choice that has drawn a token.
     constraints: Vec<Option<Box<dyn TokenConstraint>>>,
+    /// Of a run for an embedding.
+    pub pool: Option<Pool>,
+    /// Of a run whose prompt is scored.
+    pub scores: Option<Scores>,
 }
 
 /// When a step was committed.
@@ -72,10 +78,14 @@ impl LiveRun {
             is_pin: false,
             rules: OutputRules::default(),
             constraints: Vec::new(),
+            pool: None,
+            scores: None,
         }
     }
 
     pub fn with_rules(mut self, rules: OutputRules) -> Self {
+        self.pool = rules.pooling.map(Pool::new);
+        self.scores = rules.prompt_logprobs.map(Scores::new);
         self.rules = rules;
         self
     }

@@ -33,6 +33,10 @@ pub struct StepOutput {
     pub logprobs: Vec<Option<TokenLogprobs>>, // [num_logits]
     /// f32 `[num_logits, vocab]` when the batch asked for them.
     pub logits: Option<Vec<f32>>,
+    /// Of each token of [`StepBatch::scored`].
+    pub scored: Vec<TokenLogprobs>,
+    /// f32 `[number, hidden_size]` of each span of [`StepBatch::hidden`].
+    pub hidden: Vec<Vec<f32>>,
     /// Rows whose blocks the KV canary found damaged: their tokens are not to be used.
     pub corrupted: Vec<Corruption>,
     pub gpu_us: u32,

@@ -193,18 +193,29 @@ impl ReferenceExecutor {
             self.layer(l, batch, &mut x);
         }
         let vocab = self.spec.vocab_size as usize;
-        let mut logits = Vec::with_capacity(batch.num_logits() * vocab);
-        for &t in &batch.logit_tokens {
+        let logits_of = |t: u32| -> Vec<f32> {
             let row = &x[t as usize * hidden..(t as usize + 1) * hidden];
             let normed = self.output_norm.apply(&self.spec, row);
             let row = matvec(self.head.as_ref().unwrap_or(&self.embedding), &normed, self.head_bias.as_ref());
-            logits.extend(
-                row.iter().map(|v| {
-                    soft_cap(f64::from(v * self.spec.block.logit_scale), self.spec.block.logit_softcap) as f32
-                }),
-            );
-        }
-        finish(batch, logits, vocab)
+            let capped = row
+                .iter()
+                .map(|v| soft_cap(f64::from(v * self.spec.block.logit_scale), self.spec.block.logit_softcap) as f32);
+            capped.collect()
+        };
+        let logits: Vec<f32> = batch.logit_tokens.iter().flat_map(|&t| logits_of(t)).collect();
+        let scored = batch.scored.iter().map(|s| {
+            let logits = logits_of(s.token_idx);
+            let row = reference::logprobs(&logits, usize::from(s.num_top));
+            let logprob = (f64::from(logits[s.next as usize]) - row.logsumexp) as f32;
+            TokenLogprobs { token: s.next, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
+        });
+        let scored = scored.collect();
+        let states = |&(first, number): &(u32, u32)| {
+            let rows = x[first as usize * hidden..(first + number) as usize * hidden].chunks_exact(hidden);
+            rows.flat_map(|row| self.output_norm.apply(&self.spec, row)).collect()
+        };
+        let hidden = batch.hidden.iter().map(states).collect();
+        StepOutput { hidden, scored, ..finish(batch, logits, vocab) }
     }
 
     fn copy_blocks(&mut self, batch: &StepBatch) {

@@ -66,7 +66,7 @@ const ENGINE: [&str; 13] = [
 ];
 
 /// Those outside hold a handle; text becomes tokens on their threads.
-const OUTSIDE: [&str; 12] = [
+const OUTSIDE: [&str; 13] = [
     "constrain",
     "ids",
     "protocol",
@@ -77,6 +77,8 @@ const OUTSIDE: [&str; 12] = [
     "config",
     "engine::handle",
     "engine::options",
+    // Scaling of pooled vectors.
+    "engine::pooling",
     "engine::EngineHandle",
     "engine::Run",
 ];
