@@ -53,8 +53,21 @@ pub struct StepBatch {
     /// all that comes in.
     pub swap_out: Vec<HostTransfer>,
     pub swap_in: Vec<HostTransfer>,
+    /// Tokens (first, number) whose hidden states come back, after the last norm.
+    pub hidden: Vec<(u32, u32)>,
+    /// Tokens of which the log-probability of a given next token comes back.
+    pub scored: Vec<ScoredToken>,
     /// What comes back besides the sampled ids.
     pub want: Want,
+}
+
+/// Asks for the log-probability of a token that is known to follow, and of the most likely ones beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoredToken {
+    /// Index into the token arrays.
+    pub token_idx: u32,
+    pub next: TokenId,
+    pub num_top: u8,
 }
 
 /// Stands for "any token" in [`StepBatch::mask_start`].
@@ -164,6 +177,8 @@ impl StepBatch {
             chains,
             swap_out,
             swap_in,
+            hidden,
+            scored,
             want,
         } = self;
         groups.clear();
@@ -195,6 +210,8 @@ impl StepBatch {
         biases.clear();
         swap_out.clear();
         swap_in.clear();
+        hidden.clear();
+        scored.clear();
     }
 }
 

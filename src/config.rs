@@ -347,6 +347,13 @@ pub struct EngineArgs {
     pub check_invariants: bool,
 }
 
+fn power_of_two(name: &'static str, value: u32) -> Result<(), ConfigError> {
+    if value.is_power_of_two() {
+        return Ok(());
+    }
+    Err(ConfigError::Invalid { name, message: format!("must be a power of two, not {value}") })
+}
+
 /// The type that a word names; nothing is [`KvCacheDtype::Auto`].
 fn kv_cache_dtype(word: Option<&String>) -> Result<KvCacheDtype, ConfigError> {
     let Some(word) = word else { return Ok(KvCacheDtype::Auto) };
@@ -367,9 +374,9 @@ impl EngineArgs {
         let word = self.backend.as_ref().or(file.backend.as_ref());
         let backend = match word {
             None => BackendChoice::Auto,
-            Some(word) => BackendChoice::parse(word).ok_or_else(|| ConfigError::Invalid {
-                name: "backend",
-                message: format!("must be one of {}, not `{word}`", BackendChoice::WORDS.join(", ")),
+            Some(word) => BackendChoice::parse(word).ok_or_else(|| {
+                let message = format!("must be one of {}, not `{word}`", BackendChoice::WORDS.join(", "));
+                ConfigError::Invalid { name: "backend", message }
             })?,
         };
         let int = |name, flag: Option<HumanInt>, file: Option<HumanInt>, range: (u32, u32)| match flag.or(file) {
@@ -380,12 +387,11 @@ impl EngineArgs {
             given => Ok(given.map(|h| h.0)),
         };
         let block_size = int("block_size", self.block_size, file.block_size, (1, 256))?.unwrap_or(16);
+        power_of_two("block_size", block_size)?;
         let utilization = self.gpu_memory_utilization.or(file.gpu_memory_utilization).unwrap_or(0.85);
         if !(utilization > 0.0 && utilization <= 1.0) {
-            return Err(ConfigError::Invalid {
-                name: "gpu_memory_utilization",
-                message: format!("must be above 0 and at most 1, not {utilization}"),
-            });
+            let message = format!("must be above 0 and at most 1, not {utilization}");
+            return Err(ConfigError::Invalid { name: "gpu_memory_utilization", message });
         }
         let prefix_caching = if self.no_enable_prefix_caching {
             false
@@ -557,6 +563,9 @@ mod tests {
         let args = EngineArgs { block_size: Some(HumanInt(0)), ..EngineArgs::default() };
         let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert_eq!(error, "block_size must be between 1 and 256, not 0");
+        let args = EngineArgs { block_size: Some(HumanInt(3)), ..EngineArgs::default() };
+        let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
+        assert_eq!(error, "block_size must be a power of two, not 3");
         let args = EngineArgs { victim_policy: Some("first".into()), ..EngineArgs::default() };
         let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert_eq!(error, "victim_policy must be one of last-in, least-computed, priority, not `first`");

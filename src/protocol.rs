@@ -5,10 +5,11 @@
 
 mod output_rules;
 
-pub use output_rules::{OutputRules, TokenConstraint};
+pub use output_rules::{OutputRules, Pooling, TokenConstraint};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
+use std::sync::mpsc::SyncSender;
 
 /// Who a request belongs to: the chat or API client that colour, name and fairness come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -220,6 +221,22 @@ pub struct GenerateRequest {
     pub adapter: u64,
 }
 
+impl GenerateRequest {
+    /// A prompt that is read for its pooled hidden state ([`OutputRules::pooling`]); the one token that is drawn means nothing.
+    pub fn embedding(owner: OwnerTag, prompt: Vec<TokenId>) -> Self {
+        GenerateRequest {
+            owner,
+            prompt,
+            sampling: SamplingParams { seed: Some(0), ..SamplingParams::greedy() },
+            stop: StopRules::max_tokens(1),
+            decoding: Decoding::ONE,
+            priority: 0,
+            cache_salt: 0,
+            adapter: 0,
+        }
+    }
+}
+
 /// Why the output ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -302,6 +319,11 @@ pub enum EngineEvent {
         /// What a beam search ranks by.
         score: Option<f32>,
     },
+    /// The log-probabilities of the prompt's tokens but the first, given those before, of a run that asked for them; it
+    /// comes before any text.
+    PromptLogprobs { rows: Vec<TokenLogprobs> },
+    /// The prompt's pooled hidden state, after the model's last norm, of a run that asked for it. [hidden_size]
+    Embedding { values: Vec<f32> },
     /// The one terminal event of a run that ended well.
     Finished { reason: FinishReason, usage: Usage, timings: RunTimings },
     /// The one terminal event of a run that did not.
@@ -376,11 +398,15 @@ pub enum PrefixCommand<Sink> {
         owner: OwnerTag,
         events: Sink,
     },
+    /// Tells whether there was such a pin.
     Unpin {
         id: u64,
+        told: SyncSender<bool>,
     },
+    /// Tells whether anything was evicted.
     Evict {
         id: u64,
+        told: SyncSender<bool>,
     },
     /// Forgets every prefix that is not pinned.
     Reset,

@@ -3,7 +3,7 @@
 //! Guarantees: nothing here waits for the engine, the disk or the network; every run ends in exactly one status that is
 //! written to the store; a run goes on whatever is on screen. It does not attempt to draw.
 
-use super::actions::{chats, messages, models, panes, prefixes};
+use super::actions::{chats, forks, messages, models, panes, prefixes};
 use super::chat::{Chat, ChatId, Message, MessageId, RunSettings, RunStatus};
 use super::command::{Effect, UiCommand};
 use super::models::{FilePicker, ModelScanner};
@@ -54,6 +54,7 @@ pub struct AppCore {
     pub(super) pending_model: Option<String>,
     pub(super) pins: Vec<prefixes::Pinning>,
     pub(super) pins_seen: Option<u64>,
+    pub(super) asked: forks::Asked,
     live: BTreeMap<MessageId, LiveRun>,
     counts_under_way: BTreeMap<ChatId, u64>,
     last_id: u64,
@@ -120,6 +121,7 @@ impl AppCore {
             pending_model: None,
             pins: Vec::new(),
             pins_seen: None,
+            asked: forks::Asked::default(),
             live: BTreeMap::new(),
             counts_under_way: BTreeMap::new(),
             last_id,
@@ -397,7 +399,7 @@ impl AppCore {
             adapter: 0,
         };
         let prompt_tokens = request.prompt.len() as u32;
-        match self.engine.submit(request) {
+        match forks::submit(self, answer, request) {
             Ok(run) => {
                 if let Some(active) = self.state.runs.get_mut(&answer) {
                     active.request = Some(run.id());
@@ -439,7 +441,7 @@ impl AppCore {
             }
             EngineEvent::Text { delta, tokens, .. } => self.take_text(chat, id, &delta, tokens.len() as u32),
             // A chat asks for one choice.
-            EngineEvent::Choice { .. } => {}
+            EngineEvent::Choice { .. } | EngineEvent::PromptLogprobs { .. } | EngineEvent::Embedding { .. } => {}
             EngineEvent::Finished { reason, usage, timings } => self.finish_run(chat, id, &reason, usage, timings),
             EngineEvent::Failed { error } => {
                 self.end_run(id, RunStatus::Failed, String::new(), Some(words::run_error(&error)));

@@ -254,8 +254,12 @@ impl KvasirApp {
 
     /// Lets Inspect do what its views asked for; the rest becomes commands of the shell.
     fn ask_inspect(&mut self, asked: Vec<InspectCommand>, commands: &mut Vec<UiCommand>) {
+        // Timing costs the engine a little: it ends with the frame that does not show it.
+        let is_timing = asked.contains(&InspectCommand::TimeKernels);
+        self.core.engine().telemetry().set_profiling(is_timing);
         for command in asked {
             match self.inspect.apply(command) {
+                Some(InspectCommand::TimeKernels) => {}
                 Some(InspectCommand::OpenInspect) => commands.push(UiCommand::ShowWorkspace(Workspace::Inspect)),
                 Some(InspectCommand::OpenModels) => commands.push(UiCommand::ShowWorkspace(Workspace::Models)),
                 Some(InspectCommand::RunDemo) => commands.push(UiCommand::RunDemo),

@@ -45,6 +45,13 @@ impl StepBatch {
         if let Some(token) = self.logit_tokens.iter().find(|token| **token as usize >= tokens) {
             return Err(format!("logit_tokens holds {token}, the batch has {tokens} tokens"));
         }
+        if let Some((first, number)) = self.hidden.iter().find(|(first, n)| (first + n) as usize > tokens || *n == 0) {
+            return Err(format!("hidden wants {number} tokens from {first}, the batch has {tokens}"));
+        }
+        let is_odd = |s: &&super::ScoredToken| s.token_idx as usize >= tokens || s.next >= vocab_size;
+        if let Some(odd) = self.scored.iter().find(is_odd) {
+            return Err(format!("scored holds {odd:?}, the batch has {tokens} tokens"));
+        }
         self.check_masks(vocab_size)?;
         self.check_copies(num_blocks)?;
         (0..rows).try_for_each(|row| (0..groups).try_for_each(|group| self.check_row(row, group, num_blocks)))?;

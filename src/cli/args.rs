@@ -3,7 +3,7 @@
 use super::error::CliError;
 use crate::config::{EngineArgs, HumanInt};
 use crate::engine::handle::GenerationDefaults;
-use crate::protocol::{SamplingParams, StopRules};
+use crate::protocol::{Pooling, SamplingParams, StopRules};
 use std::path::Path;
 
 /// Which model, and how to run it.
@@ -80,6 +80,24 @@ impl SamplingArgs {
             stop_token_ids: Vec::new(),
             stop_strings: self.stop.clone(),
             ignore_eos: self.ignore_eos,
+        }
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct PoolingArg {
+    /// How embeddings are made of hidden states: auto (as the model's files say), last or mean
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "last", "mean"])]
+    pooling: String,
+}
+
+impl PoolingArg {
+    /// `None` leaves it to the model's files.
+    pub fn pooling(&self) -> Option<Pooling> {
+        match self.pooling.as_str() {
+            "last" => Some(Pooling::Last),
+            "mean" => Some(Pooling::Mean),
+            _ => None,
         }
     }
 }

@@ -157,7 +157,9 @@ fn stream(session: &session::Session, run: &Run) -> Result<String, CliError> {
                 EngineEvent::Started { .. }
                 | EngineEvent::Reading { .. }
                 | EngineEvent::Preempted { .. }
-                | EngineEvent::Choice { .. },
+                | EngineEvent::Choice { .. }
+                | EngineEvent::PromptLogprobs { .. }
+                | EngineEvent::Embedding { .. },
             )
             | None => {}
         }

@@ -127,8 +127,23 @@ fn write_logits(args: &LogitsArgs, prompts: &[Vec<TokenId>], all: &[Vec<u8>], vo
 }
 
 fn perplexity(args: &PerplexityArgs) -> CliResult {
-    let prompts = [tokens_of(&args.file, &args.model)?];
-    let (mut loaded, plan) = open(&args.model, &prompts, args.chunk, false)?;
+    let (tokens, mean) = mean_nll(&args.model, &args.file, args.chunk)?;
+    if args.json {
+        out::json(&json!({ "tokens": tokens, "nll": mean, "ppl": mean.exp() }))?;
+    } else {
+        out::line(&format!("perplexity {:.4} over {tokens} tokens (mean nll {mean:.5})", mean.exp()))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Tokens of a text, and their mean negative log-likelihood in one window.
+pub(super) fn mean_nll(
+    model: &ModelArgs,
+    file: &std::path::Path,
+    chunk: Option<u32>,
+) -> Result<(usize, f64), CliError> {
+    let prompts = [tokens_of(file, model)?];
+    let (mut loaded, plan) = open(model, &prompts, chunk, false)?;
     let vocab = loaded.executor.vocab_size() as usize;
     let targets = &prompts[0];
     let mut sum = 0.0;
@@ -140,16 +155,10 @@ fn perplexity(args: &PerplexityArgs) -> CliResult {
         }
     })
     .map_err(step_failed)?;
-    let mean = finite(sum / (targets.len() - 1) as f64)?;
-    if args.json {
-        out::json(&json!({ "tokens": targets.len(), "nll": mean, "ppl": mean.exp() }))?;
-    } else {
-        out::line(&format!("perplexity {:.4} over {} tokens (mean nll {mean:.5})", mean.exp(), targets.len()))?;
-    }
-    Ok(Exit::Ok)
+    Ok((targets.len(), finite(sum / (targets.len() - 1) as f64)?))
 }
 
-fn tokens_of(file: &std::path::Path, model: &ModelArgs) -> Result<Vec<TokenId>, CliError> {
+pub(super) fn tokens_of(file: &std::path::Path, model: &ModelArgs) -> Result<Vec<TokenId>, CliError> {
     let text = super::args::read_text("FILE", file)?;
     let tokenizer = session::tokenizer_of_model(model.model.as_deref())?;
     let tokens = tokenizer.encode(&text, AddSpecial::No).map_err(|e| CliError::failure(e.to_string()))?;
@@ -262,6 +271,6 @@ fn open(
     Ok((loaded, plan))
 }
 
-fn step_failed(error: ExecError) -> CliError {
+pub(super) fn step_failed(error: ExecError) -> CliError {
     CliError::failure(error.to_string())
 }

@@ -190,7 +190,14 @@ pub fn collect_choices(
                 (output.finish, output.score) = (Some(reason), score);
             }
             Some(EngineEvent::Failed { error }) => return Err(error.into()),
-            Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. } | EngineEvent::Preempted { .. }) | None => {}
+            Some(
+                EngineEvent::Started { .. }
+                | EngineEvent::Reading { .. }
+                | EngineEvent::Preempted { .. }
+                | EngineEvent::PromptLogprobs { .. }
+                | EngineEvent::Embedding { .. },
+            )
+            | None => {}
         }
     }
 }

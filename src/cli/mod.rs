@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod completions;
 mod doctor;
+mod embed;
 mod error;
 mod estimate;
 mod eval;
@@ -19,8 +20,10 @@ mod interrupt;
 mod logging;
 mod models;
 mod out;
+mod quantize;
 mod render;
 mod replay;
+mod run_batch;
 mod serve;
 mod session;
 mod tokenize;
@@ -49,6 +52,10 @@ pub enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Completions of one or several prompts
     Generate(Box<generate::GenerateArgs>),
+    /// Vectors of texts
+    Embed(Box<embed::EmbedArgs>),
+    /// The requests of a file in OpenAI's batch format
+    RunBatch(Box<run_batch::RunBatchArgs>),
     /// A conversation in the terminal
     Chat(Box<chat::ChatArgs>),
     /// Adapters, folders, what is missing and how to mend it
@@ -59,6 +66,8 @@ pub enum Command {
     Estimate(Box<estimate::EstimateArgs>),
     /// Header and tensors of a checkpoint
     Inspect(inspect::InspectArgs),
+    /// A folder's weights in 4 or 8 bits, as a new folder
+    Quantize(Box<quantize::QuantizeArgs>),
     /// Text to token ids
     Tokenize(tokenize::TokenizeArgs),
     /// A chat template applied to messages
@@ -112,11 +121,14 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
         Command::App(args) => app::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Embed(args) => embed::run(&args),
+        Command::RunBatch(args) => run_batch::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Eval(command) => eval::run(&command),

@@ -6,7 +6,9 @@ use crate::config::{Dirs, EngineArgs, HumanInt};
 use crate::engine::loader;
 use crate::engine::options::LoadRequest;
 use crate::recording::what_if::{self, Figures, Settings};
-use crate::recording::{Difference, Header, Recording, ReplayReport, replay};
+use crate::recording::{
+    Difference, Header, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_TOKENS, Recording, ReplayReport, replay,
+};
 use crate::scheduler::{QueuePolicy, VictimPolicy, default_watermark};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -65,7 +67,7 @@ pub fn run(args: &ReplayArgs) -> CliResult {
         return compare(args, &recording);
     }
     let report = match &args.model {
-        None => replay(&recording, None),
+        None => quietly(|| replay(&recording, None)),
         Some(model) => replay_on(args, model, &recording)?,
     };
     let report = report.map_err(|error| CliError::failure(format!("{error}: {}", args.file.display())))?;
@@ -142,25 +144,38 @@ fn replay_on(args: &ReplayArgs, model: &str, recording: &Recording) -> Result<Re
             header.model.name, header.model.vocab_size, loaded.model.vocab_size
         )));
     }
-    Ok(replay(recording, Some(&mut *loaded.executor)))
+    Ok(quietly(|| replay(recording, Some(&mut *loaded.executor))))
+}
+
+/// A recording that was tampered with meets the scheduler's assertions. What they say becomes the command's error: they
+/// are not to be printed as crashes as well.
+fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let result = run();
+    std::panic::set_hook(hook);
+    result
 }
 
 fn settings(args: &WhatIfArgs, header: &Header) -> Result<Settings, CliError> {
     let mut settings = Settings { kv: header.kv, scheduler: header.scheduler };
     let Settings { kv, scheduler } = &mut settings;
-    let at_least = |name: &str, given: Option<HumanInt>, least: u32| match given {
-        Some(HumanInt(n)) if n < least => Err(CliError::usage(format!("{name} must be at least {least}, not {n}"))),
+    let within = |name: &str, given: Option<HumanInt>, (least, most): (u32, u32)| match given {
+        Some(HumanInt(n)) if n < least || n > most => {
+            Err(CliError::usage(format!("{name} must be {least} to {most}, not {n}")))
+        }
         given => Ok(given.map(|n| n.0)),
     };
-    if let Some(block_size) = at_least("--block-size", args.block_size, 1)? {
+    if let Some(block_size) = within("--block-size", args.block_size, (1, MAX_BLOCK_SIZE))? {
         let slots = u64::from(kv.num_blocks - 1) * u64::from(kv.block_size);
-        kv.num_blocks = (slots / u64::from(block_size)).clamp(1, u64::from(u32::MAX - 1)) as u32 + 1;
+        kv.num_blocks = (slots / u64::from(block_size)).clamp(1, u64::from(MAX_BLOCKS - 1)) as u32 + 1;
         kv.block_size = block_size;
     }
-    kv.num_blocks = at_least("--num-blocks", args.num_blocks, 2)?.unwrap_or(kv.num_blocks);
+    kv.num_blocks = within("--num-blocks", args.num_blocks, (2, MAX_BLOCKS))?.unwrap_or(kv.num_blocks);
     kv.enable_prefix_cache &= !args.no_prefix_caching;
-    scheduler.max_num_seqs = at_least("--max-num-seqs", args.max_num_seqs, 1)?.unwrap_or(scheduler.max_num_seqs);
-    let budget = at_least("--max-num-batched-tokens", args.max_num_batched_tokens, 1)?;
+    let seqs = within("--max-num-seqs", args.max_num_seqs, (1, MAX_SEQS))?;
+    scheduler.max_num_seqs = seqs.unwrap_or(scheduler.max_num_seqs);
+    let budget = within("--max-num-batched-tokens", args.max_num_batched_tokens, (1, MAX_TOKENS))?;
     // As the engine does: every row can decode.
     scheduler.max_tokens_per_step = budget.unwrap_or(scheduler.max_tokens_per_step).max(scheduler.max_num_seqs);
     scheduler.long_prefill_cap = scheduler.long_prefill_cap.max(1).min(scheduler.max_tokens_per_step);
@@ -190,16 +205,18 @@ fn compare(args: &ReplayArgs, recording: &Recording) -> CliResult {
     let header = &recording.header;
     let changed = settings(&args.what_if, header)?;
     let run = |settings| {
-        what_if::what_if(recording, settings)
+        quietly(|| what_if::what_if(recording, settings))
             .map_err(|error| CliError::failure(format!("{error}: {}", args.file.display())))
     };
     let recorded = run(Settings { kv: header.kv, scheduler: header.scheduler })?;
     let what_if = run(changed)?;
     let cost = what_if::fit(recording);
+    let left_out = what_if::left_out(recording);
     if args.json {
         let settings = |s: &Settings| json!({ "kv": s.kv, "scheduler": s.scheduler });
         out::json(&json!({
             "cost_model": cost,
+            "left_out": left_out,
             "recorded": { "settings": settings(&Settings { kv: header.kv, scheduler: header.scheduler }), "figures": recorded },
             "what_if": { "settings": settings(&changed), "figures": what_if },
         }))?;
@@ -212,6 +229,9 @@ fn compare(args: &ReplayArgs, recording: &Recording) -> CliResult {
             cost.prefill_token_us / 1e3
         );
         out::text(&(table(&recorded, &what_if) + &note))?;
+        if let Some(words) = left_out.words() {
+            out::note(&format!("left out on both sides: {words}"));
+        }
     }
     Ok(Exit::Ok)
 }

@@ -1,6 +1,6 @@
 //! `kvasir serve`: the OpenAI-compatible server.
 
-use super::args::ModelArgs;
+use super::args::{ModelArgs, PoolingArg};
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
 use crate::config::HumanInt;
@@ -67,6 +67,8 @@ pub struct ServeArgs {
     /// Whether reasoning between marks such as <think> is told apart: auto or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "none"])]
     pub reasoning_parser: String,
+    #[command(flatten)]
+    pub pooling: PoolingArg,
     /// No line per request
     #[arg(long)]
     pub disable_log_requests: bool,
@@ -150,6 +152,7 @@ fn server_options(args: &ServeArgs) -> ServerOptions {
         is_vllm_compatible: args.compat == "vllm",
         tool_call_parser: args.tool_call_parser.clone(),
         splits_reasoning: args.reasoning_parser == "auto",
+        pooling: args.pooling.pooling(),
         num_threads: 2,
     }
 }

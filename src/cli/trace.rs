@@ -4,7 +4,7 @@ use super::error::{CliError, CliResult, Exit};
 use super::{out, replay};
 use crate::recording::trace;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TraceCommand {
@@ -24,6 +24,10 @@ pub struct ExportArgs {
 
 pub fn run(command: &TraceCommand) -> CliResult {
     let TraceCommand::Export(args) = command;
+    let is_same = |a: &Path, b: &Path| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    if is_same(&args.file, &args.out) {
+        return Err(CliError::usage(format!("--out is the recording itself: {}", args.out.display())));
+    }
     let trace = trace::export(&replay::read(&args.file)?);
     let fault =
         |e: std::io::Error| CliError::failure(format!("the trace cannot be written: {e}: {}", args.out.display()));

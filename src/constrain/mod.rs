@@ -1,4 +1,5 @@
-//! Grammars for outputs: JSON schemas, regular expressions, choices and Lark grammars, compiled for a vocabulary.
+//! Grammars for outputs: JSON schemas, regular expressions, choices, and grammars in Lark's notation or in GBNF, compiled
+//! for a vocabulary.
 //!
 //! Guarantees: a compiled grammar allows a token only where its bytes can go on to a text of the grammar, and the end only
 //! where the text is complete; what compiling and each step may cost is bounded, and a grammar beyond that is refused; the
@@ -6,6 +7,7 @@
 //!
 //! The work is llguidance's (an Earley parser over derivatives of regular expressions).
 
+mod gbnf;
 mod lists;
 mod vocabulary;
 
@@ -40,7 +42,7 @@ pub enum Grammar {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A grammar in Lark's notation whose start rule is `start`.
+    /// A grammar in Lark's notation whose start rule is `start`, or in GBNF from `root`.
     Lark(String),
 }
 
@@ -125,6 +127,9 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
         Grammar::Choice(choices) => {
             let quoted: Vec<String> = choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
             TopLevelGrammar::from_lark(format!("start: {}", quoted.join(" | ")))
+        }
+        Grammar::Lark(text) if gbnf::is_gbnf(text) => {
+            TopLevelGrammar::from_lark(gbnf::to_lark(text).map_err(GrammarError::Invalid)?)
         }
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
     })

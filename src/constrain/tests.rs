@@ -49,6 +49,13 @@ fn accepts(grammar: &Grammar, text: &str) -> bool {
     })
 }
 
+/// With what the two notations write differently.
+fn gbnf() -> Grammar {
+    let text = "root ::= object | none-such | \"\"\n\nobject ::= \"{ \" [\\x22] key-name \"\\\": \" [0-9]{1,3} \" }\" # object\n\
+                key-name ::= [a-zA-Z_-]+\nnone-such ::= (\"none\" \"/\"\n) []^-]{2}";
+    Grammar::Lark(text.replace("[]^-]", "[\\]^-]"))
+}
+
 #[test]
 fn grammars_allow_their_texts_and_no_others() {
     let schema = json!({
@@ -69,6 +76,11 @@ fn grammars_allow_their_texts_and_no_others() {
         (Grammar::Choice(vec!["yes".into(), "no".into()]), "ye", false),
         (Grammar::Lark("start: \"a\" b+\nb: \"b\"".into()), "abb", true),
         (Grammar::Lark("start: \"a\" b+\nb: \"b\"".into()), "a", false),
+        (gbnf(), "{ \"a-b\": 12 }", true),
+        (gbnf(), "{ \"a-b\": 1234 }", false),
+        (gbnf(), "{ \"\u{e9}\": 1 }", false),
+        (gbnf(), "none/]^", true),
+        (gbnf(), "", true),
     ];
     for (grammar, text, want) in table {
         assert_eq!(accepts(&grammar, text), want, "{grammar:?} {text}");

@@ -73,6 +73,9 @@ impl EngineCore {
         let asked = (request.decoding.clone(), request.sampling.logprobs.is_some());
         let text = self.text_output(&request.stop.stop_strings, 0, rules.shows_special);
         let mut run = self.new_run(id, request.owner.clone(), events, asked, text).with_rules(rules);
+        if let Start::Fork { parent, .. } = start {
+            run = run.fork_of(parent);
+        }
         let mut new = self.new_sequence(id, request);
         if run.ranks() && new.sampling.logprobs.is_none() {
             new.sampling.logprobs = Some(0);

@@ -23,6 +23,7 @@ use crate::kv::{KvCache, KvConfig, KvGroups};
 use crate::protocol::{Decoding, EngineEvent, FinishReason, OwnerTag, RunError};
 use crate::recording::Recorder;
 use crate::scheduler::{self, Committed, Ended, PlanInputs, RowKind, Scheduler, SchedulerConfig, StepPlan};
+use crate::telemetry::kernels::KernelProfile;
 use crate::telemetry::{BlockDelta, RequestInfo, StepRecord, WaitReason};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -65,7 +66,7 @@ pub struct EngineCore {
     pub(super) executor: Option<Box<dyn Executor>>,
     rebuild: Rebuild,
     pub(super) scheduler: Scheduler,
-    batch: StepBatch,
+    pub(super) batch: StepBatch,
     /// By the request of the first choice; the requests of the others follow it.
     pub(super) runs: BTreeMap<RequestId, LiveRun>,
     pub(super) recent: RecentTokens,
@@ -214,6 +215,8 @@ impl EngineCore {
             self.batch.add_chains(&plan, &self.scheduler);
         }
         let unfollowed = self.mask_rows(&plan);
+        let pooled = self.pool_rows(&plan);
+        let scored = self.score_rows(&plan);
         let sched_us = micros(start.elapsed());
         let output = match self.execute(&plan) {
             Ok(output) => output,
@@ -249,10 +252,17 @@ impl EngineCore {
         self.tell_plan(&plan, record.t0_us);
         // The first terminal event counts: text that follows it is not heard.
         faulty.iter().for_each(|(id, error)| self.tell_failure(*id, error));
+        self.take_hidden(&pooled, &output.hidden);
+        self.take_scores(&scored, output.scored);
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
         faulty.iter().for_each(|(id, error)| self.fail(*id, error));
         self.count(output.stats, output.gpu_us);
+        if !output.kernels.is_empty() {
+            let (num_tokens, num_rows) = (record.num_tokens(), record.rows.len() as u32);
+            let (step, gpu_us, kernels) = (self.step, output.gpu_us, output.kernels);
+            self.shared.telemetry.publish_profile(KernelProfile { step, num_tokens, num_rows, gpu_us, kernels });
+        }
         self.finish_record(record, start, after_gpu);
         StepOutcome::Done
     }
@@ -276,6 +286,8 @@ impl EngineCore {
             self.scheduler.release(plan);
             return Err(StepOutcome::Lost("there is no executor".into()));
         };
+        let telemetry = &self.shared.telemetry;
+        executor.set_profiling(telemetry.is_profiling());
         let (error, was_launched) = match executor.launch(&self.batch) {
             Ok(handle) => match executor.wait(handle) {
                 Ok(output) => return self.checked(plan, output),

@@ -9,9 +9,10 @@ use super::loader::{LoadFailure, Loaded, open_disk};
 use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
 use super::thread::Loader;
 use crate::batch::StepBatch;
-use crate::executor::paged_fake::{Attention, FakeConfig, Fault, PagedFake, Reply, Words};
+use crate::executor::paged_fake::{Attention, FakeConfig, Fault, HIDDEN_SIZE, PagedFake, Reply, Words};
 use crate::executor::{ExecError, Executor, StepHandle, StepOutput};
 use crate::ids::HostSlot;
+use crate::protocol::Pooling;
 use crate::telemetry::VictimPolicy;
 use crate::tokenizer::{ChatTemplate, GgufVocab, Tokenizer};
 use std::collections::VecDeque;
@@ -107,6 +108,8 @@ fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
         file_bytes: 0,
         max_model_len: fake.max_model_len.min(pool_tokens),
         vocab_size: VOCAB,
+        hidden_size: HIDDEN_SIZE,
+        pooling: Ok(Pooling::Last),
         eos_token_ids: vec![IM_END],
         tokenizer: Arc::new(tokenizer),
         template: Some(Arc::new(template)),

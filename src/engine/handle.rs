@@ -41,7 +41,7 @@ use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
 use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
-use crate::protocol::{Decoding, EngineCommand, GenerateRequest, InvalidParam, OutputRules, RunError};
+use crate::protocol::{Decoding, EngineCommand, GenerateRequest, InvalidParam, OutputRules, Pooling, RunError};
 use crate::telemetry::{Limits, Telemetry};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use std::path::PathBuf;
@@ -93,6 +93,10 @@ pub struct LoadedModel {
     /// Longest prompt and output together, in tokens.
     pub max_model_len: u32,
     pub vocab_size: u32,
+    /// Values of an embedding.
+    pub hidden_size: u32,
+    /// How the model's files want embeddings pooled; the error says what of it is not supported.
+    pub pooling: Result<Pooling, String>,
     /// Any of these ends the output.
     pub eos_token_ids: Vec<u32>,
     pub tokenizer: Arc<Tokenizer>,
@@ -313,7 +317,13 @@ impl EngineHandle {
             let message = "cannot be constrained by a grammar".into();
             return Err(InvalidParam { field: "use_beam_search", message }.into());
         }
-        self.generate(request, 0, |id, request, events| EngineCommand::Submit { id, request, rules, events })
+        self.generate(request, 0, |id, mut request, events| {
+            if rules.pooling == Some(Pooling::Mean) || rules.prompt_logprobs.is_some() {
+                // Every position is to be computed: nobody else has this salt.
+                request.cache_salt = u64::MAX - id.0;
+            }
+            EngineCommand::Submit { id, request, rules, events }
+        })
     }
 
     /// Queues a run whose prompt is the first `keep_tokens` tokens (prompt and output) of `parent`, followed by the

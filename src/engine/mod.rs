@@ -5,7 +5,7 @@
 //! the GPU with a window: the engine owns its own device.
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
-//! [`choices`], [`branches`], [`output`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
+//! [`choices`], [`branches`], [`output`], [`pooling`], [`scores`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
 //! [`prefetch`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod beams;
@@ -23,12 +23,14 @@ pub mod mailbox;
 pub mod memory_plan;
 pub mod options;
 pub mod output;
+pub mod pooling;
 pub mod preempt_meter;
 mod prefetch;
 mod prefixes;
 pub mod record;
 mod recorder;
 pub mod run_state;
+mod scores;
 pub mod stop_strings;
 pub mod text_side;
 pub mod thread;

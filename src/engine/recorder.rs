@@ -5,13 +5,15 @@ use super::options::EngineOptions;
 use crate::recording::{AdapterIdentity, Header, Line, ModelIdentity, Recorder, TimedOp, VERSION};
 use crate::scheduler::Scheduler;
 use crate::telemetry::StepRecord;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
-/// Starts the recording that the options ask for, and the scheduler's journal with it. A file that cannot be made is a
-/// warning: the engine runs without.
+/// Starts the recording that the options ask for, and the scheduler's journal with it. A file that cannot be made, or that
+/// holds something else, is a warning: the engine runs without.
 pub(super) fn start(model: &LoadedModel, options: &EngineOptions, scheduler: &mut Scheduler) -> Option<Recorder> {
     let path = options.record.as_ref()?;
-    let recorder =
-        std::fs::File::create(path).and_then(|file| Recorder::start(file, header(model, options, scheduler)));
+    let recorder = create(path).and_then(|file| Recorder::start(file, header(model, options, scheduler)));
     match recorder {
         Ok(recorder) => {
             scheduler.set_journal(true);
@@ -22,6 +24,22 @@ pub(super) fn start(model: &LoadedModel, options: &EngineOptions, scheduler: &mu
             None
         }
     }
+}
+
+/// A new file, or one that held a recording. Anything else is the user's and stays.
+fn create(path: &Path) -> std::io::Result<File> {
+    let mut start = [0; 10];
+    match File::open(path) {
+        // A device or a pipe has nothing to lose, and may have nothing to read yet.
+        Ok(mut file) if file.metadata()?.is_file() => {
+            let num_read = file.read(&mut start)?;
+            if num_read > 0 && !start.starts_with(b"{\"header\":") {
+                return Err(std::io::Error::other("the file is no recording and is left as it is"));
+            }
+        }
+        _ => {}
+    }
+    File::create(path)
 }
 
 fn header(model: &LoadedModel, options: &EngineOptions, scheduler: &Scheduler) -> Header {

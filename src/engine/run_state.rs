@@ -3,6 +3,8 @@
 use super::choices::{self, Choice};
 use super::mailbox::EventSink;
 use super::output::TextOutput;
+use super::pooling::Pool;
+use super::scores::Scores;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{
     Decoding, EngineEvent, FinishReason, OutputRules, OwnerTag, RunTimings, TokenConstraint, TokenLogprobs, Usage,
@@ -30,9 +32,15 @@ pub struct LiveRun {
     usage: Usage,
     /// It computes a prefix to be pinned: its token means nothing and is not sent.
     is_pin: bool,
+    /// The request that its prompt was taken from. The scheduler knows a parent only if it lived then.
+    parent: Option<RequestId>,
     rules: OutputRules,
     /// The constraint of each choice that has drawn a token.
     constraints: Vec<Option<Box<dyn TokenConstraint>>>,
+    /// Of a run for an embedding.
+    pub pool: Option<Pool>,
+    /// Of a run whose prompt is scored.
+    pub scores: Option<Scores>,
 }
 
 /// When a step was committed.
@@ -66,13 +74,18 @@ impl LiveRun {
             waiting: None,
             shows_logprobs,
             usage: Usage::default(),
+            parent: None,
             is_pin: false,
             rules: OutputRules::default(),
             constraints: Vec::new(),
+            pool: None,
+            scores: None,
         }
     }
 
     pub fn with_rules(mut self, rules: OutputRules) -> Self {
+        self.pool = rules.pooling.map(Pool::new);
+        self.scores = rules.prompt_logprobs.map(Scores::new);
         self.rules = rules;
         self
     }
@@ -254,6 +267,17 @@ impl LiveRun {
         }
     }
 
+    /// Notes that its prompt begins with another request's tokens.
+    pub fn fork_of(mut self, parent: RequestId) -> Self {
+        self.parent = Some(parent);
+        self
+    }
+
+    /// Where a sequence of the run goes on from, if that is not of the run.
+    fn parent_of(&self, id: RequestId) -> Option<RequestId> {
+        self.parent.filter(|_| id == self.id)
+    }
+
     /// A sequence of the run as the app shows it, while it lives.
     pub fn info(&self, seq: &Sequence, waits: Option<WaitReason>) -> RequestInfo {
         let state = match waits {
@@ -270,7 +294,7 @@ impl LiveRun {
             output_tokens: seq.num_output(),
             num_computed: seq.num_computed(),
             blocks: seq.table().ids().to_vec(),
-            parent: seq.parent(),
+            parent: seq.parent().or(self.parent_of(seq.id())),
             choice: match seq.gang() {
                 Some(leader) => (seq.id().0 - leader.0) as u32,
                 None => self.choice_of(seq.id()).unwrap_or(0) as u32,
@@ -298,7 +322,7 @@ impl LiveRun {
             output_tokens: usage.output_tokens,
             num_computed: 0,
             blocks: Vec::new(),
-            parent: ended.parent,
+            parent: ended.parent.or(self.parent_of(ended.request)),
             choice: self.choice_of(ended.request).unwrap_or(0) as u32,
             is_beam: self.is_search(),
             priority: 0,

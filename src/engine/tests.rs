@@ -64,7 +64,13 @@ fn hear(run: &Run) -> Heard {
                 heard.usage = usage;
             }
             Some(EngineEvent::Failed { error }) => heard.error = Some(error),
-            Some(EngineEvent::Reading { .. } | EngineEvent::Choice { .. }) | None => {}
+            Some(
+                EngineEvent::Reading { .. }
+                | EngineEvent::Choice { .. }
+                | EngineEvent::PromptLogprobs { .. }
+                | EngineEvent::Embedding { .. },
+            )
+            | None => {}
         }
     }
     heard

@@ -4,6 +4,7 @@ use super::loader::LoadFailure;
 use crate::ids::TokenId;
 use crate::model::gguf::GgufFile;
 use crate::model::{Model, ModelError, files};
+use crate::protocol::Pooling;
 use crate::tokenizer::folder::{self, FolderVocab};
 use crate::tokenizer::{ChatTemplate, GgufVocab, HfTokenizerFiles, Tokenizer};
 use serde_json::Value;
@@ -18,6 +19,8 @@ pub struct TextSide {
     /// Any of these ends the output.
     pub eos_token_ids: Vec<TokenId>,
     pub template_fault: Option<String>,
+    /// How embeddings are pooled; the error says what is not supported.
+    pub pooling: Result<Pooling, String>,
 }
 
 /// Reads the text side of an opened model.
@@ -49,7 +52,34 @@ pub fn read(model: &Model) -> Result<TextSide, LoadFailure> {
     eos_token_ids.extend(tokenizer.end_of_turn_ids());
     eos_token_ids.sort_unstable();
     eos_token_ids.dedup();
-    Ok(TextSide { tokenizer: Arc::new(tokenizer), template, eos_token_ids, template_fault })
+    let pooling = pooling(model)?;
+    Ok(TextSide { tokenizer: Arc::new(tokenizer), template, eos_token_ids, template_fault, pooling })
+}
+
+/// What `1_Pooling/config.json` (of sentence-transformers) or a GGUF file's `pooling_type` says; else the last token's.
+fn pooling(model: &Model) -> Result<Result<Pooling, String>, ModelError> {
+    if let Some(file) = model.gguf() {
+        return Ok(match file.u32(&format!("{}.pooling_type", model.spec().arch))? {
+            None | Some(0 | 3) => Ok(Pooling::Last),
+            Some(1) => Ok(Pooling::Mean),
+            Some(other) => Err(format!("the model's pooling type {other} is not supported")),
+        });
+    }
+    let Some(folder) = model.folder() else { return Ok(Ok(Pooling::Last)) };
+    if files::read_json_object(&folder.join("2_Dense/config.json"))?.is_some() {
+        return Ok(Err("the model has a dense layer after pooling, which is not supported".into()));
+    }
+    let Some(config) = files::read_json_object(&folder.join("1_Pooling/config.json"))? else {
+        return Ok(Ok(Pooling::Last));
+    };
+    let is_on =
+        |(name, on): (&String, &Value)| (name.starts_with("pooling_mode_") && *on == true).then(|| name.clone());
+    let modes: Vec<String> = config.iter().filter_map(is_on).collect();
+    Ok(match modes.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] | ["pooling_mode_lasttoken"] => Ok(Pooling::Last),
+        ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
+        _ => Err(format!("the model's pooling ({}) is not supported", modes.join(", "))),
+    })
 }
 
 /// `None` when the folder has no `tokenizer.json`.

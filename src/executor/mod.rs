@@ -11,6 +11,7 @@ use crate::kernels::weights::WeightError;
 use crate::model::ModelError;
 use crate::model::spec::WeightRole;
 use crate::protocol::TokenLogprobs;
+use crate::telemetry::kernels::KernelTime;
 
 mod host_store;
 pub mod paged_fake;
@@ -32,11 +33,17 @@ pub struct StepOutput {
     pub logprobs: Vec<Option<TokenLogprobs>>, // [num_logits]
     /// f32 `[num_logits, vocab]` when the batch asked for them.
     pub logits: Option<Vec<f32>>,
+    /// Of each token of [`StepBatch::scored`].
+    pub scored: Vec<TokenLogprobs>,
+    /// f32 `[number, hidden_size]` of each span of [`StepBatch::hidden`].
+    pub hidden: Vec<Vec<f32>>,
     /// Rows whose blocks the KV canary found damaged: their tokens are not to be used.
     pub corrupted: Vec<Corruption>,
     pub gpu_us: u32,
     /// Time that copying between blocks and host memory took beside the GPU's own work.
     pub swap_us: u32,
+    /// GPU time by kernel, where it was [asked for](Executor::set_profiling).
+    pub kernels: Vec<KernelTime>,
     pub stats: StepStats,
 }
 
@@ -116,6 +123,10 @@ pub trait Executor: Send {
     /// Damages a block, to show that it is noticed. Between steps only.
     fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {
         Err(ExecError::Rejected(format!("block {block} of this executor cannot be damaged")))
+    }
+    /// Whether steps from now on say how long each kernel took. False where that cannot be measured.
+    fn set_profiling(&mut self, _on: bool) -> bool {
+        false
     }
     /// Places for blocks in host memory; 0 where content cannot be swapped.
     fn num_host_blocks(&self) -> u32 {

@@ -11,10 +11,13 @@ pub use unpaged::UnpagedRun;
 
 use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
-use crate::batch::{RowSampling, StepBatch, TokenPenalty, Want};
+use crate::batch::{RowSampling, ScoredToken, StepBatch, TokenPenalty, Want};
 use crate::ids::{BlockId, HostSlot, TokenId};
 use crate::protocol::TokenLogprobs;
 use std::time::Duration;
+
+/// Values of a hidden state.
+pub const HIDDEN_SIZE: u32 = 16;
 
 /// How much of the memory a logit row reads back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +167,12 @@ impl PagedFake {
             stats: StepStats { submits: 1, passes: 1, dispatches: 1, readback_bytes: 4 * batch.num_logits() as u32 },
             ..StepOutput::default()
         };
+        for &(first, number) in &batch.hidden {
+            let states = (first..first + number).map(|t| self.hidden_state(batch, t as usize));
+            output.hidden.push(states.collect::<Result<Vec<_>, _>>()?.concat());
+        }
+        let of_token = |s: &ScoredToken| fake_logprobs(s.next, s.num_top, self.config.vocab_size);
+        output.scored.extend(batch.scored.iter().map(of_token));
         let mut logits = Vec::new();
         for l in 0..batch.num_logits() {
             let (token, hash) = self.draw(batch, l)?;
@@ -188,6 +197,14 @@ impl PagedFake {
             output.logits = Some(logits);
         }
         Ok(output)
+    }
+
+    /// Made of the value that was written for the token, which hangs on all before it.
+    fn hidden_state(&self, batch: &StepBatch, t: usize) -> Result<Vec<f32>, ExecError> {
+        let (row, position) = (batch.row_of_token[t] as usize, batch.positions[t]);
+        let slot = self.slot(batch.table(row, 0), position).ok_or_else(|| null_read(0, position))?;
+        let value = u64::from(self.values[slot]);
+        Ok((0..HIDDEN_SIZE).map(|i| (mix(value, u64::from(i)) % 2001) as f32 / 1000.0 - 1.0).collect())
     }
 
     fn copy(&mut self, batch: &StepBatch) {

@@ -15,6 +15,7 @@ use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, Rop
 use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
 use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
+use std::sync::Mutex;
 
 /// Sizes of the pool.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +26,12 @@ pub struct ReferenceConfig {
 
 /// A row-major f32 matrix `[rows, cols]`, or a vector with one row.
 pub(super) struct Matrix {
+    role: WeightRole,
     rows: usize,
     cols: usize,
     pub(super) data: Vec<f32>,
+    /// Sums of squares of each input, while they are watched. [cols]
+    seen: Option<Mutex<Vec<f64>>>,
 }
 
 /// A norm's gain, and the bias of a LayerNorm that has one.
@@ -115,6 +119,28 @@ impl ReferenceExecutor {
         })
     }
 
+    /// From now on, sums of squares of what each projection of each layer reads are kept.
+    pub fn watch_inputs(&mut self) {
+        self.projections().for_each(|m| m.seen = Some(Mutex::new(vec![0.0; m.cols])));
+    }
+
+    /// The sums so far, by projection. `[inputs]`
+    pub fn input_squares(&mut self) -> Vec<(WeightRole, Vec<f64>)> {
+        let squares = |m: &mut Matrix| {
+            let role = m.role;
+            m.seen.as_mut().map(|seen| (role, seen.get_mut().unwrap_or_else(|e| e.into_inner()).clone()))
+        };
+        self.projections().filter_map(squares).collect()
+    }
+
+    fn projections(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.layers.iter_mut().flat_map(|layer| {
+            let attention = [&mut layer.q, &mut layer.k, &mut layer.v].into_iter().flatten();
+            let latent = layer.latent.iter_mut().flat_map(Latent::projections);
+            attention.chain(latent).chain([&mut layer.o]).chain(layer.ffn.projections())
+        })
+    }
+
     /// With so many places for blocks in host memory.
     pub fn with_host_blocks(mut self, num_host_blocks: u32) -> Self {
         self.host = HostStore::new(num_host_blocks, self.kv_bytes_per_block());
@@ -167,18 +193,29 @@ impl ReferenceExecutor {
             self.layer(l, batch, &mut x);
         }
         let vocab = self.spec.vocab_size as usize;
-        let mut logits = Vec::with_capacity(batch.num_logits() * vocab);
-        for &t in &batch.logit_tokens {
+        let logits_of = |t: u32| -> Vec<f32> {
             let row = &x[t as usize * hidden..(t as usize + 1) * hidden];
             let normed = self.output_norm.apply(&self.spec, row);
             let row = matvec(self.head.as_ref().unwrap_or(&self.embedding), &normed, self.head_bias.as_ref());
-            logits.extend(
-                row.iter().map(|v| {
-                    soft_cap(f64::from(v * self.spec.block.logit_scale), self.spec.block.logit_softcap) as f32
-                }),
-            );
-        }
-        finish(batch, logits, vocab)
+            let capped = row
+                .iter()
+                .map(|v| soft_cap(f64::from(v * self.spec.block.logit_scale), self.spec.block.logit_softcap) as f32);
+            capped.collect()
+        };
+        let logits: Vec<f32> = batch.logit_tokens.iter().flat_map(|&t| logits_of(t)).collect();
+        let scored = batch.scored.iter().map(|s| {
+            let logits = logits_of(s.token_idx);
+            let row = reference::logprobs(&logits, usize::from(s.num_top));
+            let logprob = (f64::from(logits[s.next as usize]) - row.logsumexp) as f32;
+            TokenLogprobs { token: s.next, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
+        });
+        let scored = scored.collect();
+        let states = |&(first, number): &(u32, u32)| {
+            let rows = x[first as usize * hidden..(first + number) as usize * hidden].chunks_exact(hidden);
+            rows.flat_map(|row| self.output_norm.apply(&self.spec, row)).collect()
+        };
+        let hidden = batch.hidden.iter().map(states).collect();
+        StepOutput { hidden, scored, ..finish(batch, logits, vocab) }
     }
 
     fn copy_blocks(&mut self, batch: &StepBatch) {
@@ -506,7 +543,7 @@ pub(super) fn optional(model: &Model, role: WeightRole) -> Result<Option<Matrix>
     let rows = view.shape.iter().product::<u64>() as usize / cols.max(1);
     let data =
         view.to_f32().map_err(|e| LoadError::Unreadable { tensor: view.name.to_string(), fault: e.to_string() })?;
-    Ok(Some(Matrix { rows, cols, data }))
+    Ok(Some(Matrix { role, rows, cols, data, seen: None }))
 }
 
 impl Matrix {
@@ -520,6 +557,10 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 }
 
 pub(super) fn matvec(w: &Matrix, x: &[f32], bias: Option<&Matrix>) -> Vec<f32> {
+    if let Some(seen) = &w.seen {
+        let mut sums = seen.lock().unwrap_or_else(|e| e.into_inner());
+        sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+    }
     (0..w.rows).map(|r| (dot(w.row(r), x) + bias.map_or(0.0, |b| f64::from(b.data[r]))) as f32).collect()
 }
 

@@ -9,8 +9,8 @@ use crate::model::spec::{Activation, ModelSpec, WeightRole};
 
 /// One layer's.
 pub(super) enum Ffn {
-    Dense(Mlp),
-    Experts(Experts),
+    Dense(Box<Mlp>),
+    Experts(Box<Experts>),
 }
 
 /// down(act(gate x) * up x); without a gate down(act(up x)).
@@ -32,17 +32,23 @@ pub(super) struct Experts {
     shared_mix: Option<Matrix>,
 }
 
+impl Mlp {
+    fn projections(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.gate.iter_mut().chain([&mut self.up, &mut self.down])
+    }
+}
+
 impl Ffn {
     pub(super) fn load(model: &Model, l: u32) -> Result<Ffn, LoadError> {
         let Some(spec) = model.spec().experts_of(l) else {
-            return Ok(Ffn::Dense(Mlp {
+            return Ok(Ffn::Dense(Box::new(Mlp {
                 gate: optional(model, WeightRole::Gate(l))?,
                 up: required(model, WeightRole::Up(l))?,
                 down: required(model, WeightRole::Down(l))?,
                 gate_bias: optional(model, WeightRole::GateBias(l))?,
                 up_bias: optional(model, WeightRole::UpBias(l))?,
                 down_bias: optional(model, WeightRole::DownBias(l))?,
-            }));
+            })));
         };
         let mix = |part| WeightRole::Mix(l, part);
         let shared = match optional(model, mix(MixPart::SharedUp))? {
@@ -56,14 +62,24 @@ impl Ffn {
                 down_bias: None,
             }),
         };
-        Ok(Ffn::Experts(Experts {
+        Ok(Ffn::Experts(Box::new(Experts {
             router: required(model, mix(MixPart::Router))?,
             router_bias: optional(model, mix(MixPart::RouterBias))?,
             selection_bias: optional(model, mix(MixPart::SelectionBias))?,
             experts: (0..spec.num_experts).map(|e| expert(model, l, e)).collect::<Result<_, _>>()?,
             shared,
             shared_mix: optional(model, mix(MixPart::SharedMix))?,
-        }))
+        })))
+    }
+
+    pub(super) fn projections(&mut self) -> Box<dyn Iterator<Item = &mut Matrix> + '_> {
+        match self {
+            Ffn::Dense(mlp) => Box::new(mlp.projections()),
+            Ffn::Experts(mix) => {
+                let mix = &mut **mix;
+                Box::new(mix.experts.iter_mut().chain(&mut mix.shared).flat_map(Mlp::projections))
+            }
+        }
     }
 
     pub(super) fn apply(&self, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {

@@ -21,6 +21,10 @@ pub(super) struct Latent {
 }
 
 impl Latent {
+    pub(super) fn projections(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        self.q_down.iter_mut().chain([&mut self.q, &mut self.kv_down])
+    }
+
     /// `None` where attention is not latent.
     pub(super) fn load(model: &Model, l: u32) -> Result<Option<Latent>, LoadError> {
         let Some(spec) = model.spec().block.latent else { return Ok(None) };

@@ -28,7 +28,9 @@ pub struct InFlight {
     index: wgpu::SubmissionIndex,
     slot: Option<usize>,
     sizes: Vec<u64>,
-    is_timed: bool,
+    timing: Timing,
+    /// Shader and label of each dispatch that is timed.
+    timed: Vec<(String, String)>,
     stats: SubmitStats,
 }
 
@@ -39,6 +41,8 @@ pub struct Finished {
     pub readback: Vec<Vec<u8>>,
     /// Time between start of the first and end of the last pass, where the adapter can tell.
     pub gpu_us: Option<u32>,
+    /// Shader, label and microseconds of each dispatch, where they were [to be timed](Replayer::set_profiling).
+    pub dispatches: Vec<(String, String, f64)>,
     pub stats: SubmitStats,
 }
 
@@ -47,6 +51,31 @@ pub struct Finished {
 pub struct Replayer {
     slots: Vec<Slot>,
     timer: Option<Timer>,
+    is_profiling: bool,
+}
+
+/// Which timestamps a submit writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timing {
+    None,
+    /// At the start of the first pass and the end of the last.
+    Passes,
+    /// At both ends of this many dispatches, each in a pass of its own.
+    Dispatches(u32),
+}
+
+impl Timing {
+    fn num_stamps(self) -> u32 {
+        match self {
+            Timing::None => 0,
+            Timing::Passes => 2,
+            Timing::Dispatches(n) => 2 * n,
+        }
+    }
+
+    fn bytes(self) -> u64 {
+        u64::from(self.num_stamps()) * STAMP_BYTES
+    }
 }
 
 #[derive(Debug)]
@@ -56,15 +85,18 @@ struct Slot {
     map_state: Arc<AtomicU8>,
 }
 
-/// Two timestamps at pass boundaries.
+/// Timestamps at pass boundaries.
 #[derive(Debug)]
 struct Timer {
+    num_stamps: u32,
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     ns_per_tick: f32,
 }
 
-const TIMER_BYTES: u64 = 16;
+const STAMP_BYTES: u64 = 8;
+/// Dispatches of a step that can be timed; each takes two timestamps.
+const MAX_TIMED: u32 = wgpu::QUERY_SET_MAX_QUERIES / 2;
 const MAP_PENDING: u8 = 0;
 const MAP_DONE: u8 = 1;
 const MAP_FAILED: u8 = 2;
@@ -76,18 +108,38 @@ const HUNG: Duration = Duration::from_secs(600);
 
 impl Replayer {
     pub fn new(gpu: &Gpu) -> Replayer {
-        Replayer { slots: Vec::new(), timer: gpu.caps.has_timestamps.then(|| Timer::new(gpu)) }
+        let timer = gpu.caps.has_timestamps.then(|| Timer::new(gpu, 2));
+        Replayer { slots: Vec::new(), timer, is_profiling: false }
+    }
+
+    /// Whether submits from now on time each of their dispatches. False where the adapter has no timestamps.
+    pub fn set_profiling(&mut self, on: bool) -> bool {
+        self.is_profiling = on && self.timer.is_some();
+        self.is_profiling
+    }
+
+    /// What the next submit times. More dispatches than can be timed are not timed one by one.
+    fn timing(&mut self, gpu: &Gpu, num_dispatches: u32) -> Timing {
+        let Some(timer) = &mut self.timer else { return Timing::None };
+        let timing = match num_dispatches {
+            0 => Timing::None,
+            n if self.is_profiling && n <= MAX_TIMED => Timing::Dispatches(n),
+            _ => Timing::Passes,
+        };
+        if timer.num_stamps < timing.num_stamps() {
+            *timer = Timer::new(gpu, timing.num_stamps());
+        }
+        timing
     }
 
     /// Encodes the recording, then copies the slices to be read back, in one submit.
     pub fn submit(&mut self, gpu: &Gpu, recording: &Recording, readback: &[BufferSlice]) -> Result<InFlight, GpuError> {
         let sizes: Vec<u64> = readback.iter().map(|s| s.size.next_multiple_of(4)).collect();
         let num_dispatches = recording.num_dispatches();
-        let is_timed = self.timer.is_some() && num_dispatches > 0;
-        let timer_bytes = if is_timed { TIMER_BYTES } else { 0 };
-        let bytes: u64 = sizes.iter().sum::<u64>() + timer_bytes;
+        let timing = self.timing(gpu, num_dispatches);
+        let bytes: u64 = sizes.iter().sum::<u64>() + timing.bytes();
         let slot = if bytes > 0 { Some(self.free_slot(gpu, bytes)?) } else { None };
-        let timer = self.timer.as_ref().filter(|_| is_timed);
+        let timer = self.timer.as_ref().map(|timer| (timer, timing));
         let target = slot.map(|idx| self.slots[idx].buffer.clone());
 
         let (index, passes) = gpu.scoped(&recording.label, 0, || {
@@ -108,9 +160,10 @@ impl Replayer {
             submits: 1,
             passes,
             dispatches: num_dispatches,
-            readback_bytes: (bytes - timer_bytes) as u32,
+            readback_bytes: (bytes - timing.bytes()) as u32,
         };
-        Ok(InFlight { index, slot, sizes, is_timed, stats })
+        let timed = if matches!(timing, Timing::Dispatches(_)) { names(recording) } else { Vec::new() };
+        Ok(InFlight { index, slot, sizes, timing, timed, stats })
     }
 
     /// Waits for a submit and takes its results.
@@ -118,15 +171,21 @@ impl Replayer {
         wait_for(gpu, Some(in_flight.index))?;
         let mut finished = Finished { stats: in_flight.stats, ..Finished::default() };
         if let Some(idx) = in_flight.slot {
-            let bytes = self.slots[idx].take(gpu, in_flight.sizes.iter().sum::<u64>(), in_flight.is_timed)?;
+            let payload = in_flight.sizes.iter().sum::<u64>();
+            let bytes = self.slots[idx].take(gpu, payload + in_flight.timing.bytes())?;
             let mut start = 0;
             for size in &in_flight.sizes {
                 let end = start + *size as usize;
                 finished.readback.push(bytes[start..end].to_vec());
                 start = end;
             }
-            if let (true, Some(timer)) = (in_flight.is_timed, &self.timer) {
-                finished.gpu_us = Some(timer.micros(&bytes[start..]));
+            if let (Some(timer), true) = (&self.timer, in_flight.timing != Timing::None) {
+                let stamps = &bytes[start..];
+                let last = in_flight.timing.num_stamps() as usize - 1;
+                finished.gpu_us = Some(timer.micros(stamps, 0, last) as u32);
+                let times = in_flight.timed.into_iter().enumerate();
+                finished.dispatches =
+                    times.map(|(i, (name, label))| (name, label, timer.micros(stamps, 2 * i, 2 * i + 1))).collect();
             }
         }
         Ok(finished)
@@ -179,8 +238,7 @@ impl Slot {
     }
 
     /// The mapped bytes; the slot is free afterwards.
-    fn take(&mut self, gpu: &Gpu, payload: u64, is_timed: bool) -> Result<Vec<u8>, GpuError> {
-        let bytes = payload + if is_timed { TIMER_BYTES } else { 0 };
+    fn take(&mut self, gpu: &Gpu, bytes: u64) -> Result<Vec<u8>, GpuError> {
         let started = Instant::now();
         while self.map_state.load(Ordering::Acquire) == MAP_PENDING {
             gpu.check()?;
@@ -208,32 +266,59 @@ impl Slot {
 }
 
 impl Timer {
-    fn new(gpu: &Gpu) -> Timer {
+    fn new(gpu: &Gpu, num_stamps: u32) -> Timer {
         let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
             label: Some("pass times"),
             ty: wgpu::QueryType::Timestamp,
-            count: 2,
+            count: num_stamps,
         });
         let resolved = gpu.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("pass times"),
-            size: TIMER_BYTES,
+            size: u64::from(num_stamps) * STAMP_BYTES,
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
-        Timer { queries, resolved, ns_per_tick: gpu.queue.get_timestamp_period() }
+        Timer { num_stamps, queries, resolved, ns_per_tick: gpu.queue.get_timestamp_period() }
     }
 
-    fn micros(&self, bytes: &[u8]) -> u32 {
-        let tick = |at: usize| bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-        let ticks = tick(8).saturating_sub(tick(0));
-        (ticks as f64 * f64::from(self.ns_per_tick) / 1000.0) as u32
+    /// Between two of the stamps in `bytes`.
+    fn micros(&self, bytes: &[u8], from: usize, to: usize) -> f64 {
+        let stamp = |idx: usize| bytes.get(8 * idx..8 * idx + 8).and_then(|b| b.try_into().ok());
+        let tick = |idx: usize| stamp(idx).map_or(0, u64::from_le_bytes);
+        tick(to).saturating_sub(tick(from)) as f64 * f64::from(self.ns_per_tick) / 1000.0
+    }
+
+    /// What the pass with this index, out of so many, writes.
+    fn writes(&self, timing: Timing, pass: u32, num_passes: u32) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
+        let (begin, end) = match timing {
+            Timing::None => (None, None),
+            Timing::Passes => ((pass == 0).then_some(0), (pass + 1 == num_passes).then_some(1)),
+            Timing::Dispatches(_) => (Some(2 * pass), Some(2 * pass + 1)),
+        };
+        // A pass in the middle writes no timestamp, and wgpu wants such a pass to have no query set.
+        (begin.is_some() || end.is_some()).then_some(wgpu::ComputePassTimestampWrites {
+            query_set: &self.queries,
+            beginning_of_pass_write_index: begin,
+            end_of_pass_write_index: end,
+        })
     }
 }
 
+/// Shader and label of each dispatch.
+fn names(recording: &Recording) -> Vec<(String, String)> {
+    let name = |command: &Command| match command {
+        Command::Dispatch { label, bound, .. } => Some((bound.kernel.name.clone(), label.to_string())),
+        Command::Copy { .. } | Command::Clear { .. } => None,
+    };
+    recording.commands.iter().filter_map(name).collect()
+}
+
 /// Encodes all commands; gives the number of passes.
-fn encode(encoder: &mut wgpu::CommandEncoder, recording: &Recording, timer: Option<&Timer>) -> u32 {
+fn encode(encoder: &mut wgpu::CommandEncoder, recording: &Recording, timer: Option<(&Timer, Timing)>) -> u32 {
     let is_dispatch = |c: &Command| matches!(c, Command::Dispatch { .. });
-    let runs: Vec<&[Command]> = recording.commands.chunk_by(|a, b| is_dispatch(a) && is_dispatch(b)).collect();
+    let is_alone = timer.is_some_and(|(_, timing)| matches!(timing, Timing::Dispatches(_)));
+    let is_one_run = |a: &Command, b: &Command| is_dispatch(a) && is_dispatch(b) && !is_alone;
+    let runs: Vec<&[Command]> = recording.commands.chunk_by(is_one_run).collect();
     let num_passes = runs.iter().filter(|run| is_dispatch(&run[0])).count() as u32;
     let mut pass_idx = 0;
     for run in runs {
@@ -251,14 +336,8 @@ fn encode(encoder: &mut wgpu::CommandEncoder, recording: &Recording, timer: Opti
                 encoder.clear_buffer(slice.buffer.raw(), slice.offset, Some(slice.size));
             }
             Command::Dispatch { .. } => {
-                let timestamp_writes = timer.map(|timer| wgpu::ComputePassTimestampWrites {
-                    query_set: &timer.queries,
-                    beginning_of_pass_write_index: (pass_idx == 0).then_some(0),
-                    end_of_pass_write_index: (pass_idx + 1 == num_passes).then_some(1),
-                });
-                // A pass in the middle writes no timestamp, and wgpu wants such a pass to have no query set.
-                let timestamp_writes = timestamp_writes.filter(|_| pass_idx == 0 || pass_idx + 1 == num_passes);
-                encode_pass(encoder, run, timestamp_writes);
+                let writes = timer.and_then(|(timer, timing)| timer.writes(timing, pass_idx, num_passes));
+                encode_pass(encoder, run, writes);
                 pass_idx += 1;
             }
         }
@@ -289,7 +368,7 @@ fn encode_pass(
 fn encode_readback(
     encoder: &mut wgpu::CommandEncoder,
     readback: &[BufferSlice],
-    timer: Option<&Timer>,
+    timer: Option<(&Timer, Timing)>,
     target: &wgpu::Buffer,
 ) {
     let mut offset = 0;
@@ -298,9 +377,9 @@ fn encode_readback(
         encoder.copy_buffer_to_buffer(slice.buffer.raw(), slice.offset, target, offset, Some(size));
         offset += size;
     }
-    if let Some(timer) = timer {
-        encoder.resolve_query_set(&timer.queries, 0..2, &timer.resolved, 0);
-        encoder.copy_buffer_to_buffer(&timer.resolved, 0, target, offset, Some(TIMER_BYTES));
+    if let Some((timer, timing)) = timer.filter(|(_, timing)| *timing != Timing::None) {
+        encoder.resolve_query_set(&timer.queries, 0..timing.num_stamps(), &timer.resolved, 0);
+        encoder.copy_buffer_to_buffer(&timer.resolved, 0, target, offset, Some(timing.bytes()));
     }
 }
 

@@ -24,6 +24,7 @@ pub mod latent;
 mod location;
 pub mod packed;
 pub mod quant;
+pub mod quantise;
 pub mod rope;
 pub mod safetensors;
 pub mod sidecar;

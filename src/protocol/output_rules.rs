@@ -1,6 +1,7 @@
 //! What shapes a run's output beside its parameters: which tokens may come next, and what the text shows.
 
 use crate::ids::TokenId;
+use serde::{Deserialize, Serialize};
 
 /// Says which tokens may come next. An implementation follows one output; [`TokenConstraint::fork`] begins another.
 pub trait TokenConstraint: Send {
@@ -12,6 +13,16 @@ pub trait TokenConstraint: Send {
     fn fork(&self) -> Box<dyn TokenConstraint>;
 }
 
+/// How the hidden states of a prompt become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// The state of the last token.
+    Last,
+    /// The mean over all tokens.
+    Mean,
+}
+
 /// Rules of one run. They are not part of recordings: a replay has the tokens.
 #[derive(Default)]
 pub struct OutputRules {
@@ -19,6 +30,11 @@ pub struct OutputRules {
     pub constraint: Option<Box<dyn TokenConstraint>>,
     /// Special tokens other than those that end the output are part of the text.
     pub shows_special: bool,
+    /// The run tells the log-probabilities of its prompt's tokens, with so many alternatives, as
+    /// [`super::EngineEvent::PromptLogprobs`].
+    pub prompt_logprobs: Option<u8>,
+    /// The run gives its prompt's pooled hidden state, as [`super::EngineEvent::Embedding`].
+    pub pooling: Option<Pooling>,
 }
 
 impl std::fmt::Debug for OutputRules {

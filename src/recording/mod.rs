@@ -53,6 +53,29 @@ pub struct TimedOp {
     pub op: Op,
 }
 
+/// Largest numbers that a header, or a run with other settings, may name: what no engine goes beyond.
+pub const MAX_BLOCKS: u32 = 1 << 24;
+pub const MAX_BLOCK_SIZE: u32 = 4096;
+pub const MAX_SEQS: u32 = 4096;
+pub const MAX_TOKENS: u32 = 1 << 24;
+
+/// Names the first number of a scheduler and its cache that lies outside what can be run, with its range.
+pub fn check_settings(kv: &KvConfig, scheduler: &SchedulerConfig) -> Result<(), String> {
+    let ranges = [
+        ("kv.num_blocks", kv.num_blocks, 2, MAX_BLOCKS),
+        ("kv.block_size", kv.block_size, 1, MAX_BLOCK_SIZE),
+        ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, MAX_SEQS),
+        ("scheduler.max_tokens_per_step", scheduler.max_tokens_per_step, scheduler.max_num_seqs, MAX_TOKENS),
+        ("scheduler.max_model_len", scheduler.max_model_len, 1, MAX_TOKENS),
+        ("scheduler.long_prefill_cap", scheduler.long_prefill_cap, 1, u32::MAX),
+        ("scheduler.aging_steps", scheduler.aging_steps, 1, u32::MAX),
+    ];
+    match ranges.into_iter().find(|(_, value, least, most)| value < least || value > most) {
+        Some((name, value, least, most)) => Err(format!("{name} is {value}, must be {least} to {most}")),
+        None => Ok(()),
+    }
+}
+
 /// What the run was made of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {

@@ -1,6 +1,6 @@
 //! Reads a recording back. A last line without an end was being written when the run was cut off: it is left out.
 
-use super::{Header, Line, TimedOp, VERSION};
+use super::{Header, Line, MAX_BLOCKS, TimedOp, VERSION, check_settings};
 use crate::telemetry::StepRecord;
 use std::io::{BufRead, Read};
 
@@ -54,6 +54,11 @@ impl Recording {
                 (Line::Header(header), None) => {
                     if header.version != VERSION {
                         return Err(fault(format!("names version {}, this is version {VERSION}", header.version)));
+                    }
+                    check_settings(&header.kv, &header.scheduler).map_err(fault)?;
+                    if header.num_host_blocks > MAX_BLOCKS {
+                        let n = header.num_host_blocks;
+                        return Err(fault(format!("num_host_blocks is {n}, must be at most {MAX_BLOCKS}")));
                     }
                     let (ops, records) = (Vec::new(), Vec::new());
                     recording = Some(Recording { header: *header, ops, records, is_truncated: false });

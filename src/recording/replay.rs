@@ -27,6 +27,8 @@ pub struct ReplayReport {
 pub enum ReplayError {
     #[error("step {step} of the recording asks for what cannot be: {fault}")]
     Impossible { step: u64, fault: String },
+    #[error("no request of the recording can be run with other settings: {why}")]
+    NothingToRun { why: String },
     #[error("step {step} did not run: {fault}")]
     Failed { step: u64, fault: String },
     #[error(

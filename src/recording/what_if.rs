@@ -4,11 +4,11 @@
 //! settings; the same settings twice give the same figures. Requests arrive at their recorded times on a clock that each
 //! step moves by its modelled cost, since with other settings another number of steps has passed by then. The model is
 //! fitted to the recording's own steps: a constant, a cost per row that decodes and a cost per prompt token.
-//! It does not attempt to replay aborts of requests that had no token yet, nor pins: those are left out. Choices of one request
-//! count as requests of their own.
+//! It does not attempt to replay searches with beams, pins, blocks that came from disk, nor requests that ended without a
+//! token: those are left out and counted ([`LeftOut`]). Choices of one request count as requests of their own.
 
-use super::Recording;
 use super::replay::ReplayError;
+use super::{Recording, check_settings};
 use crate::ids::{RequestId, TokenId};
 use crate::kv::{KvCache, KvConfig};
 use crate::protocol::StopRules;
@@ -60,6 +60,45 @@ pub struct Figures {
     pub total_ms: f64,
 }
 
+/// What of a recording is not run with other settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Whose beams hang on every step's logits.
+    pub beam_searches: u64,
+    pub pins: u64,
+    pub blocks_from_disk: u64,
+    /// Requests that ended before their first token.
+    pub without_output: u64,
+}
+
+impl LeftOut {
+    /// "2 searches with beams, 1 pin"; nothing where all is run.
+    pub fn words(&self) -> Option<String> {
+        let parts = [
+            (self.beam_searches, "search with beams", "searches with beams"),
+            (self.pins, "pin", "pins"),
+            (self.blocks_from_disk, "block from disk", "blocks from disk"),
+            (self.without_output, "request without output", "requests without output"),
+        ];
+        let words = parts.into_iter().filter(|(n, ..)| *n > 0);
+        let words: Vec<String> =
+            words.map(|(n, one, many)| format!("{n} {}", if n == 1 { one } else { many })).collect();
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+}
+
+/// What [`what_if`] leaves out of a recording.
+pub fn left_out(recording: &Recording) -> LeftOut {
+    let count = |is_one: fn(&Op) -> bool| recording.ops.iter().filter(|timed| is_one(&timed.op)).count() as u64;
+    let requests = count(|op| matches!(op, Op::Add(_) | Op::AddBeside(_) | Op::Fork { .. }));
+    LeftOut {
+        beam_searches: count(|op| matches!(op, Op::AddGang { .. })),
+        pins: count(|op| matches!(op, Op::AddPin(_))),
+        blocks_from_disk: count(|op| matches!(op, Op::Adopt(_))),
+        without_output: requests - arrivals(recording).len() as u64,
+    }
+}
+
 struct Arrival {
     at_us: f64,
     new: NewSequence,
@@ -69,6 +108,11 @@ struct Arrival {
 /// Runs the recorded arrivals with these settings.
 pub fn what_if(recording: &Recording, settings: Settings) -> Result<Figures, ReplayError> {
     let fault = |fault: &str| ReplayError::Impossible { step: 0, fault: fault.into() };
+    check_settings(&settings.kv, &settings.scheduler).map_err(|text| fault(&text))?;
+    if arrivals(recording).is_empty() {
+        let why = left_out(recording).words().map_or("it has none".into(), |words| format!("it has {words} only"));
+        return Err(ReplayError::NothingToRun { why });
+    }
     let run = || Run::new(recording, settings).map(|run| run.finish()).ok_or_else(|| fault("it has no steps"));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
         .unwrap_or_else(|_| Err(fault("these settings and these arrivals do not go together")))?

@@ -23,6 +23,14 @@ impl AnswerParser {
         }
     }
 
+    /// True inside of reasoning.
+    pub fn is_reasoning(&self) -> bool {
+        match self {
+            AnswerParser::Harmony(parser) => parser.is_reasoning(),
+            AnswerParser::Tags { reasoning, .. } => reasoning.as_ref().is_some_and(ReasoningSplitter::is_thinking),
+        }
+    }
+
     /// What was held back, at the end.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
         match self {

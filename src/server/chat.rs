@@ -17,7 +17,7 @@ use super::wire::chat::{
     AssistantMessage, ChatChoice, ChatChunk, ChatFields, ChatLogprobs, ChatResponse, ChunkChoice, ChunkDelta,
     FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
-use super::wire::{RenderedPrompt, SamplingFields, StreamOptions, UsageBody};
+use super::wire::{PromptLogprobs, RenderedPrompt, SamplingFields, StreamOptions, UsageBody};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{GenerateRequest, OutputRules};
@@ -128,6 +128,7 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     let request = prepare::requests(&fields, &limits, vec![prompt], &model, caller)?.swap_remove(0);
     let prefix = rendered.continued.clone().filter(|_| fields.echo == Some(true)).unwrap_or_default();
     let mut rules = structured::rules(app, &model, value, tools.as_ref().and_then(Tools::grammar))?;
+    rules.prompt_logprobs = prepare::prompt_logprobs(&fields)?;
     let (parser, shows_special) = parser(app, &model, &rendered, tools.as_ref());
     rules.shows_special |= shows_special;
     Ok(Prepared { model, name, fields, own, request, rules, parser, prefix })
@@ -163,6 +164,8 @@ struct Writer {
     has_logprobs: bool,
     /// Given where ids are wanted.
     prompt: Option<Vec<TokenId>>,
+    /// To go out with the next chunk.
+    prompt_logprobs: Option<PromptLogprobs>,
     /// The prompt's ids were sent.
     has_sent_prompt: bool,
 }
@@ -178,6 +181,7 @@ impl Writer {
             options: prepared.fields.stream_options.unwrap_or_default(),
             has_logprobs: prepared.own.logprobs == Some(true),
             prompt: returns_ids.then_some(prepared.request.prompt),
+            prompt_logprobs: None,
             has_sent_prompt: false,
         }
     }
@@ -186,12 +190,20 @@ impl Writer {
         self.has_logprobs.then(|| logprobs::of_chat(&self.model.tokenizer, &delta.logprobs))
     }
 
+    fn scores(&self, delta: &Delta) -> Option<PromptLogprobs> {
+        delta.prompt_logprobs.as_ref().map(|rows| logprobs::of_prompt(&self.model.tokenizer, rows))
+    }
+
     fn chunk(&mut self, choices: Vec<ChunkChoice>, usage: Option<Option<UsageBody>>, out: &mut String) {
         let prompt_token_ids = if self.has_sent_prompt { None } else { self.prompt.clone() };
         self.has_sent_prompt = true;
+        let prompt_logprobs = self.prompt_logprobs.take();
         let (id, model) = (self.id.as_str(), self.name.as_str());
         let object = "chat.completion.chunk";
-        sse::data(out, &ChatChunk { id, object, created: self.created, model, choices, usage, prompt_token_ids });
+        sse::data(
+            out,
+            &ChatChunk { id, object, created: self.created, model, choices, usage, prompt_logprobs, prompt_token_ids },
+        );
     }
 
     /// The usage that a chunk with choices carries.
@@ -205,6 +217,9 @@ impl Encode for Writer {
     fn delta(&mut self, delta: Delta, tally: Tally, out: &mut String) {
         let usage = self.running_usage(tally);
         let index = delta.choice;
+        if index == 0 {
+            self.prompt_logprobs = self.scores(&delta);
+        }
         let choice = |delta: ChunkDelta| ChunkChoice {
             index,
             delta,
@@ -268,10 +283,12 @@ async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Write
         stop_reason: None,
         token_ids: writer.prompt.is_some().then(Vec::new),
     };
+    let mut prompt_logprobs = None;
     let mut choices: Vec<ChatChoice> = (0..reducer.num_choices()).map(empty).collect();
     while let Some((run, event)) = generation.recv().await {
         for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "messages"))? {
             let logprobs = writer.logprobs(&delta);
+            prompt_logprobs = prompt_logprobs.or_else(|| writer.scores(&delta));
             append(&mut choices[delta.choice], delta, logprobs);
         }
     }
@@ -287,6 +304,7 @@ async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Write
         model: writer.name,
         choices,
         usage: reducer.tally().usage(),
+        prompt_logprobs,
         prompt_token_ids: writer.prompt,
     }))
 }

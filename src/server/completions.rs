@@ -16,7 +16,7 @@ use super::wire::completion::{
 use super::wire::{RenderedPrompt, SamplingFields, StreamOptions};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
-use crate::protocol::{GenerateRequest, OutputRules};
+use crate::protocol::{GenerateRequest, OutputRules, TokenLogprobs};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
@@ -106,13 +106,10 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     parse::refuse(value, &UNSUPPORTED)?;
     parse::refuse(value, &[("suffix", |suffix| suffix == "")])?;
     let echo = fields.echo == Some(true);
-    if echo && own.logprobs.is_some() {
-        return Err(ApiError::unsupported("echo", "echo together with logprobs is not supported"));
-    }
     let model = app.model()?;
     let name = app.check_name(&model, fields.model.as_deref())?;
     let add_special = fields.add_special_tokens.unwrap_or(true);
-    let (prompts, prefixes) = prompts(&own.prompt, &model, add_special, echo)?;
+    let (prompts, prefixes) = prompts(&own.prompt, &model, (add_special, "prompt"), echo)?;
     if prompts.is_empty() || prompts.len() > app.options.max_prompts {
         let message = format!("prompt must hold 1 to {} prompts, not {}", app.options.max_prompts, prompts.len());
         return Err(ApiError::invalid("prompt", message));
@@ -124,14 +121,22 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
         logprobs_field: "logprobs",
     };
     let requests = prepare::requests(&fields, &limits, prompts, &model, caller)?;
-    let rules = structured::rules(app, &model, value, None)?;
+    let mut rules = structured::rules(app, &model, value, None)?;
+    rules.prompt_logprobs = prepare::prompt_logprobs(&fields)?;
+    if let Some(asked) = own.logprobs.filter(|_| echo) {
+        if fields.use_beam_search == Some(true) {
+            return Err(ApiError::invalid("echo", "echo with logprobs and use_beam_search exclude each other"));
+        }
+        rules.prompt_logprobs = rules.prompt_logprobs.max(Some(asked as u8));
+    }
     Ok(Prepared { model, name, fields, own, requests, rules, prefixes })
 }
 
-fn prompts(
+/// The tokens of each prompt, and its text where it is echoed; `name` is that of the field.
+pub(super) fn prompts(
     field: &PromptField,
     model: &LoadedModel,
-    add_special: bool,
+    (add_special, name): (bool, &'static str),
     echo: bool,
 ) -> ApiResult<(Vec<Vec<TokenId>>, Vec<String>)> {
     let texts: &[String] = match field {
@@ -141,7 +146,7 @@ fn prompts(
         PromptField::TokenLists(lists) => return Ok(of_tokens(lists, model, echo)),
     };
     let prompts: ApiResult<Vec<Vec<TokenId>>> =
-        texts.iter().map(|text| prompt::encode(model, text, add_special, "prompt")).collect();
+        texts.iter().map(|text| prompt::encode(model, text, add_special, name)).collect();
     let prefix = |text: &String| if echo { text.clone() } else { String::new() };
     Ok((prompts?, texts.iter().map(prefix).collect()))
 }
@@ -162,13 +167,19 @@ struct Writer {
     returns_ids: bool,
     prompts: Vec<Vec<TokenId>>,
     n: usize,
+    /// Alternatives that an echoed prompt shows.
+    echoes: Option<u32>,
+    shows_prompt_logprobs: bool,
     /// Where the next token of each choice begins in its text, in characters.
     offsets: Vec<usize>,
 }
 
 impl Writer {
     fn new(id: String, prepared: Prepared, n: usize) -> Self {
-        let starts = prepared.prefixes.iter().map(|prefix| prefix.chars().count());
+        let echoes = prepared.own.logprobs.filter(|_| prepared.fields.echo == Some(true));
+        // Tokens of an echoed prompt count themselves.
+        let start = |prefix: &String| if echoes.is_some() { 0 } else { prefix.chars().count() };
+        let starts = prepared.prefixes.iter().map(start);
         Writer {
             id,
             created: unix_seconds(),
@@ -180,19 +191,35 @@ impl Writer {
             offsets: starts.flat_map(|start| std::iter::repeat_n(start, n)).collect(),
             prompts: prepared.requests.into_iter().map(|request| request.prompt).collect(),
             n,
+            echoes,
+            shows_prompt_logprobs: prepared.fields.prompt_logprobs.is_some(),
         }
     }
 
     fn choice(&mut self, delta: Delta) -> CompletionChoice {
         let text = text_of(delta.parts);
         let offset = &mut self.offsets[delta.choice];
-        let logprobs =
-            self.has_logprobs.then(|| logprobs::of_completion(&self.model.tokenizer, &delta.logprobs, offset));
+        let (tokenizer, prompt) = (&self.model.tokenizer, &self.prompts[delta.choice / self.n]);
+        let scores = delta.prompt_logprobs.as_deref();
+        let mut shown = CompletionLogprobs::default();
+        if let (Some(num_top), Some(rows)) = (self.echoes, scores) {
+            let cut = |row: &TokenLogprobs| TokenLogprobs {
+                top: row.top.iter().take(num_top as usize).copied().collect(),
+                ..row.clone()
+            };
+            let rows: Vec<TokenLogprobs> = rows.iter().map(cut).collect();
+            shown = logprobs::of_echo(tokenizer, prompt[0], &rows, offset);
+        }
+        shown.extend(logprobs::of_completion(tokenizer, &delta.logprobs, offset));
+        let logprobs = self.has_logprobs.then_some(shown);
+        let prompt_logprobs =
+            scores.filter(|_| self.shows_prompt_logprobs).map(|rows| logprobs::of_prompt(tokenizer, rows));
         let shows_prompt = self.returns_ids && delta.is_first;
         CompletionChoice {
             index: delta.choice,
             text,
             logprobs,
+            prompt_logprobs,
             finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
             stop_reason: delta.finish.and_then(|finish| finish.stop),
             prompt_token_ids: shows_prompt.then(|| self.prompts[delta.choice / self.n].clone()),

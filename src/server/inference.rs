@@ -17,10 +17,11 @@ use utoipa::ToSchema;
 /// The one version of a model.
 const VERSION: &str = "1";
 /// What a completion can be asked for and an answer of this protocol has no place for, with the values that mean nothing.
-const SHAPES: [(&str, fn(&Value) -> bool); 5] = [
+const SHAPES: [(&str, fn(&Value) -> bool); 6] = [
     ("n", |n| *n == 1),
     ("best_of", |n| *n == 1),
     ("logprobs", |_| false),
+    ("prompt_logprobs", |_| false),
     ("echo", |value| *value == false),
     ("stream", |value| *value == false),
 ];

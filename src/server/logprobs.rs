@@ -2,10 +2,12 @@
 
 use super::wire::chat::{ChatLogprobs, TokenLogprob, TopLogprob};
 use super::wire::completion::CompletionLogprobs;
+use super::wire::{PromptLogprob, PromptLogprobs};
 use crate::ids::TokenId;
 use crate::protocol::TokenLogprobs;
 use crate::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// JSON has no infinity.
 const LEAST: f32 = -9999.0;
@@ -37,9 +39,44 @@ pub fn of_completion(tokenizer: &Tokenizer, rows: &[TokenLogprobs], offset: &mut
         }
         all.text_offset.push(*offset);
         *offset += text.chars().count();
-        all.token_logprobs.push(row.logprob.max(LEAST));
+        all.token_logprobs.push(Some(row.logprob.max(LEAST)));
         all.tokens.push(text);
-        all.top_logprobs.push(top);
+        all.top_logprobs.push(Some(top));
     }
     all
+}
+
+/// The tokens of an echoed prompt in the completion form; `rows` begin with the second one.
+pub fn of_echo(
+    tokenizer: &Tokenizer,
+    first: TokenId,
+    rows: &[TokenLogprobs],
+    offset: &mut usize,
+) -> CompletionLogprobs {
+    let text = tokenizer.token_text(first);
+    let mut all = CompletionLogprobs {
+        text_offset: vec![*offset],
+        token_logprobs: vec![None],
+        tokens: vec![text.clone()],
+        top_logprobs: vec![None],
+    };
+    *offset += text.chars().count();
+    all.extend(of_completion(tokenizer, rows, offset));
+    all
+}
+
+/// vLLM's form; `rows` begin with the second token of the prompt.
+pub fn of_prompt(tokenizer: &Tokenizer, rows: &[TokenLogprobs]) -> PromptLogprobs {
+    let entry = |token: TokenId, logprob: f32, rank: Option<u32>| {
+        let logprob = logprob.max(LEAST);
+        (token.to_string(), PromptLogprob { logprob, rank, decoded_token: tokenizer.token_text(token) })
+    };
+    let row = |row: &TokenLogprobs| {
+        let top = row.top.iter().zip(1..).map(|(&(token, logprob), rank)| entry(token, logprob, Some(rank)));
+        let mut all: BTreeMap<String, PromptLogprob> = top.collect();
+        let (name, own) = entry(row.token, row.logprob, None);
+        all.entry(name).or_insert(own);
+        Some(all)
+    };
+    PromptLogprobs(std::iter::once(None).chain(rows.iter().map(row)).collect())
 }

@@ -1,5 +1,6 @@
 //! What the server can be told at start. Every limit is said by the caller; the command line has the defaults.
 
+use crate::protocol::Pooling;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub struct ServerOptions {
     pub tool_call_parser: String,
     /// Reasoning is told apart from content where the template has marks for it.
     pub splits_reasoning: bool,
+    /// How embeddings are pooled; `None` leaves it to the model's files.
+    pub pooling: Option<Pooling>,
     /// Threads for HTTP.
     pub num_threads: usize,
 }
@@ -68,6 +71,7 @@ impl ServerOptions {
             is_vllm_compatible: true,
             tool_call_parser: "auto".into(),
             splits_reasoning: true,
+            pooling: None,
             num_threads: 2,
         }
     }

@@ -18,8 +18,7 @@ const MAX_CHOICES: u32 = 128;
 const BIAS_LIMIT: f32 = 100.0;
 
 /// Fields that both endpoints know and the engine cannot honour, with the values that mean nothing.
-pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 3] = [
-    ("prompt_logprobs", |_| false),
+pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 2] = [
     ("spaces_between_special_tokens", |value| value.is_boolean()),
     ("service_tier", |value| value == "auto" || value == "default"),
 ];
@@ -27,6 +26,21 @@ pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 3] = [
 /// True for `[]`.
 pub fn is_empty_list(value: &serde_json::Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// How many alternatives of each prompt token are asked for.
+pub fn prompt_logprobs(fields: &SamplingFields) -> ApiResult<Option<u8>> {
+    match fields.prompt_logprobs {
+        None => Ok(None),
+        Some(n) if n > MAX_LOGPROBS => {
+            let message = format!("prompt_logprobs must be at most {MAX_LOGPROBS}, not {n}");
+            Err(ApiError::invalid("prompt_logprobs", message))
+        }
+        Some(_) if fields.use_beam_search == Some(true) => {
+            Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs and use_beam_search exclude each other"))
+        }
+        Some(n) => Ok(Some(n as u8)),
+    }
 }
 
 /// What each endpoint says in its own fields.
@@ -52,7 +66,7 @@ pub fn requests(
     let stop = stop_rules(fields, limits, model)?;
     let cache_salt = fields.cache_salt.as_deref().map_or(0, salt);
     let request = |mut prompt: Vec<TokenId>| {
-        truncate(fields, model, limits, &mut prompt)?;
+        truncate(fields.truncate_prompt_tokens, room_for_prompt(limits, model), &mut prompt)?;
         let room = model.max_model_len.saturating_sub(prompt.len() as u32);
         let mut stop = stop.clone();
         stop.max_tokens = stop.max_tokens.or(limits.default_max_tokens.map(|n| n.min(room.max(1))));
@@ -160,10 +174,16 @@ fn stop_rules(fields: &SamplingFields, limits: &Limits, model: &LoadedModel) -> 
     Ok(StopRules { max_tokens: limits.max_tokens, min_tokens, stop_token_ids, stop_strings, ignore_eos })
 }
 
-fn truncate(fields: &SamplingFields, model: &LoadedModel, limits: &Limits, prompt: &mut Vec<TokenId>) -> ApiResult<()> {
-    let keep = match fields.truncate_prompt_tokens {
+/// What the context has for a prompt.
+fn room_for_prompt(limits: &Limits, model: &LoadedModel) -> u32 {
+    model.max_model_len.saturating_sub(limits.max_tokens.unwrap_or(1))
+}
+
+/// Keeps the last tokens of a prompt, where the request says how many; -1 keeps what there is `room` for.
+pub fn truncate(keep: Option<i64>, room: u32, prompt: &mut Vec<TokenId>) -> ApiResult<()> {
+    let keep = match keep {
         None => return Ok(()),
-        Some(-1) => model.max_model_len.saturating_sub(limits.max_tokens.unwrap_or(1)).max(1) as usize,
+        Some(-1) => room.max(1) as usize,
         Some(keep) if keep >= 1 => keep as usize,
         Some(keep) => {
             let message = format!("truncate_prompt_tokens must be -1, or 1 or more, not {keep}");
@@ -175,7 +195,7 @@ fn truncate(fields: &SamplingFields, model: &LoadedModel, limits: &Limits, promp
 }
 
 /// Salts are secrets: what the engine records is a digest.
-fn salt(text: &str) -> u64 {
+pub fn salt(text: &str) -> u64 {
     let digest = Sha256::digest(text.as_bytes());
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }

@@ -50,6 +50,11 @@ impl ReasoningSplitter {
         ReasoningSplitter { open, close, state, held: String::new(), has_thought: false }
     }
 
+    /// True between the marks.
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thinking
+    }
+
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut pieces = Vec::new();
         for c in text.chars() {

@@ -6,7 +6,8 @@
 use super::answer::AnswerParser;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, FinishReason, RunError, TokenLogprobs, Usage};
-use crate::server::wire::{PromptTokensDetails, StopCause, UsageBody};
+use crate::server::wire::{CompletionTokensDetails, PromptTokensDetails, StopCause, UsageBody};
+use std::sync::Arc;
 
 /// What is new of one choice.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,6 +18,8 @@ pub struct Delta {
     pub parts: Vec<Part>,
     pub tokens: Vec<TokenId>,
     pub logprobs: Vec<TokenLogprobs>,
+    /// With the first delta of a choice whose prompt was scored.
+    pub prompt_logprobs: Option<Arc<Vec<TokenLogprobs>>>,
     pub finish: Option<Finish>,
 }
 
@@ -53,6 +56,8 @@ pub struct Tally {
     pub prompt_tokens: u32,
     pub cached_tokens: u32,
     pub output_tokens: u32,
+    /// Of these, tokens of reasoning and of its marks.
+    pub reasoning_tokens: u32,
 }
 
 impl Tally {
@@ -62,6 +67,7 @@ impl Tally {
             completion_tokens: self.output_tokens,
             total_tokens: self.prompt_tokens + self.output_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: self.cached_tokens },
+            completion_tokens_details: CompletionTokensDetails { reasoning_tokens: self.reasoning_tokens },
         }
     }
 }
@@ -74,6 +80,8 @@ pub struct Reducer {
     usage: Vec<(Tally, Option<Usage>)>,
     /// What each run's choices begin with.
     prefixes: Vec<String>,
+    /// Of each run, where its prompt is scored.
+    prompt_logprobs: Vec<Option<Arc<Vec<TokenLogprobs>>>>,
     shows_stop: bool,
 }
 
@@ -95,6 +103,7 @@ impl Reducer {
             choices: vec![Choice::default(); n * num_runs],
             usage: vec![(Tally::default(), None); num_runs],
             prefixes,
+            prompt_logprobs: vec![None; num_runs],
             shows_stop,
         }
     }
@@ -113,7 +122,13 @@ impl Reducer {
                 (tally.prompt_tokens, tally.cached_tokens) = (prompt_tokens, cached_tokens);
                 Ok(Vec::new())
             }
-            EngineEvent::Reading { .. } | EngineEvent::Preempted { .. } => Ok(Vec::new()),
+            EngineEvent::PromptLogprobs { rows } => {
+                self.prompt_logprobs[run] = Some(Arc::new(rows));
+                Ok(Vec::new())
+            }
+            EngineEvent::Reading { .. } | EngineEvent::Preempted { .. } | EngineEvent::Embedding { .. } => {
+                Ok(Vec::new())
+            }
             EngineEvent::Text { choice, delta, tokens, logprobs } => {
                 self.usage[run].0.output_tokens += tokens.len() as u32;
                 Ok(self.text(run * self.n + choice as usize, delta, tokens, logprobs).into_iter().collect())
@@ -136,10 +151,12 @@ impl Reducer {
                 prompt_tokens: usage.prompt_tokens,
                 cached_tokens: usage.cached_tokens,
                 output_tokens: usage.output_tokens,
+                reasoning_tokens: counted.reasoning_tokens,
             });
             all.prompt_tokens += run.prompt_tokens;
             all.cached_tokens += run.cached_tokens;
             all.output_tokens += run.output_tokens;
+            all.reasoning_tokens += run.reasoning_tokens;
         }
         all
     }
@@ -156,7 +173,11 @@ impl Reducer {
         logprobs: Vec<TokenLogprobs>,
     ) -> Option<Delta> {
         let mut delta = self.begin(choice);
+        let was_reasoning = self.choices[choice].is_reasoning();
         self.choices[choice].read(&text, &mut delta.parts);
+        if was_reasoning || self.choices[choice].is_reasoning() {
+            self.usage[choice / self.n].0.reasoning_tokens += tokens.len() as u32;
+        }
         (delta.tokens, delta.logprobs) = (tokens, logprobs);
         let is_empty = delta.parts.is_empty() && delta.tokens.is_empty() && !delta.is_first;
         (!is_empty).then_some(delta)
@@ -167,6 +188,7 @@ impl Reducer {
         let mut delta = Delta { choice, is_first, ..Delta::default() };
         if is_first {
             push_text(&mut delta.parts, self.prefixes[choice / self.n].clone());
+            delta.prompt_logprobs = self.prompt_logprobs[choice / self.n].clone();
         }
         delta
     }
@@ -196,6 +218,10 @@ impl Reducer {
 }
 
 impl Choice {
+    fn is_reasoning(&self) -> bool {
+        self.parser.as_ref().is_some_and(AnswerParser::is_reasoning)
+    }
+
     fn read(&mut self, text: &str, parts: &mut Vec<Part>) {
         match &mut self.parser {
             Some(parser) => parser.push(text, parts),

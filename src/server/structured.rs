@@ -66,7 +66,7 @@ pub struct StructuredOutputs {
     pub json_object: Option<bool>,
     pub regex: Option<String>,
     pub choice: Option<Vec<String>>,
-    /// In Lark's notation.
+    /// In Lark's notation, from `start`, or in GBNF, from `root`.
     pub grammar: Option<String>,
     #[schema(ignore)]
     structural_tag: Option<Value>,
@@ -100,7 +100,7 @@ pub fn rules(
         constraint = Some(compiled.map_err(|e| ApiError::invalid(field, format!("{field}: {e}")))?);
     }
     let constraint = with_lists(&fields, model, constraint)?;
-    Ok(OutputRules { constraint, shows_special })
+    Ok(OutputRules { constraint, shows_special, ..OutputRules::default() })
 }
 
 /// The same rules for another prompt of the request.
@@ -108,6 +108,8 @@ pub fn fork(rules: &OutputRules) -> OutputRules {
     OutputRules {
         constraint: rules.constraint.as_ref().map(|constraint| constraint.fork()),
         shows_special: rules.shows_special,
+        prompt_logprobs: rules.prompt_logprobs,
+        pooling: rules.pooling,
     }
 }
 

@@ -3,6 +3,9 @@
 //! Guarantees: the engine thread is the only writer and never waits for a reader; readers copy out and hold no engine
 //! lock; memory is bounded by [`Limits`]. It does not attempt to keep text or tensors.
 
+pub mod kernels;
+
+use self::kernels::KernelProfile;
 use crate::ids::{BlockId, RequestId, SeqSlot, TokenId};
 use crate::protocol::{FinishReason, OwnerTag};
 use serde::{Deserialize, Serialize};
@@ -258,8 +261,14 @@ pub struct PrefixInfo {
     /// Admissions that found it, and the tokens they were spared.
     pub hits: u64,
     pub hit_tokens: u64,
+    /// Of these tokens: in host memory, on disk.
+    #[serde(default)]
+    pub host_hit_tokens: u64,
+    #[serde(default)]
+    pub disk_hit_tokens: u64,
     pub last_hit_step: u64,
     pub pinned: bool,
+    /// Where its last block is.
     pub tier: Tier,
     pub cache_salt: u64,
     pub adapter: u64,
@@ -445,6 +454,8 @@ pub struct Telemetry {
     recording: AtomicBool,
     ring: Mutex<Ring>,
     snapshot: RwLock<Arc<EngineSnapshot>>,
+    profiling: AtomicBool,
+    profile: RwLock<Option<Arc<KernelProfile>>>,
     version: AtomicU64,
 }
 
@@ -462,6 +473,8 @@ impl Telemetry {
             recording: AtomicBool::new(true),
             ring: Mutex::new(Ring::default()),
             snapshot: RwLock::new(Arc::new(EngineSnapshot::default())),
+            profiling: AtomicBool::new(false),
+            profile: RwLock::default(),
             version: AtomicU64::new(0),
         })
     }
@@ -502,6 +515,27 @@ impl Telemetry {
 
     pub fn snapshot(&self) -> Arc<EngineSnapshot> {
         self.snapshot.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Whether somebody wants to know how long each kernel takes.
+    pub fn is_profiling(&self) -> bool {
+        self.profiling.load(Ordering::Relaxed)
+    }
+
+    /// Asks for the time of each kernel from the next step on, which makes steps a little slower.
+    pub fn set_profiling(&self, on: bool) {
+        self.profiling.store(on, Ordering::Relaxed);
+    }
+
+    /// Replaces the profile. Engine thread only.
+    pub fn publish_profile(&self, profile: KernelProfile) {
+        *self.profile.write().unwrap_or_else(|e| e.into_inner()) = Some(Arc::new(profile));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The kernels of the last step that was timed.
+    pub fn profile(&self) -> Option<Arc<KernelProfile>> {
+        self.profile.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     /// Records with `step > after`, oldest first, and how many records were dropped since start.

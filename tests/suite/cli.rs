@@ -108,6 +108,7 @@ fn has_adapter() -> bool {
 fn exit_codes_tell_what_went_wrong() {
     let (llama, missing) = (fixture("tiny/llama"), fixture("tiny/no_such_model"));
     let text = fixture("smollm2/perplexity_text.txt");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces/sharing_under_pressure.jsonl").to_owned();
     let cases: &[(i32, &[&str])] = &[
         (0, &["--help"]),
         (0, &["--version"]),
@@ -119,6 +120,11 @@ fn exit_codes_tell_what_went_wrong() {
         (2, &["generate", "hi", "--model", &llama, "-n", "3", "--best-of", "2"]),
         (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
+        (2, &["generate", "hi", "--model", &llama, "--block-size", "3"]),
+        (2, &["replay", &trace, "--max-num-seqs", "4294967295"]),
+        (2, &["replay", &trace, "--block-size", "4294967295"]),
+        (2, &["replay", &trace, "--num-blocks", "4294967295"]),
+        (2, &["trace", "export", &trace, "--out", &trace]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &missing, "--out", "never-written"]),
         (2, &["eval", "logits", "--model", &llama, "--tokens", &text, "--out", "never-written"]),
         (2, &["render", "--messages", &missing, "--template", &missing]),
@@ -307,6 +313,26 @@ fn every_malformed_model_ends_in_a_message() {
         }
         assert!(code == Some(0) || !message.trim().is_empty(), "{name}: no message");
     }
+}
+
+#[test]
+fn quantize_writes_a_smaller_folder_and_says_what_it_costs() {
+    if !has_adapter() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let (model, out) = (fixture("tiny/llama"), dir.path().join("q"));
+    let text = dir.path().join("text");
+    std::fs::write(&text, "The quick brown fox jumps over the lazy dog. ".repeat(4)).expect("written");
+    let [out, text] = [&out, &text].map(|path| path.to_str().expect("UTF-8"));
+    let args = ["quantize", &model, out, "--text", text, "--calibrate", text, "--calibration-tokens", "24", "--json"];
+    let got = &json_lines(&args)[0];
+    let number = |key: &str| got[key].as_f64().unwrap_or_else(|| panic!("{key} of {got}"));
+    assert!(number("bytes_after") < number("bytes_before") && number("quantised") > 0.0, "{got}");
+    let ratio = number("ppl_after") / number("ppl_before");
+    assert!((0.8..1.25).contains(&ratio), "{got}");
+    let again = run(&["quantize", &model, out]);
+    assert!(again.status.code() == Some(2) && stderr(&again).contains("exists already"), "{}", stderr(&again));
 }
 
 #[test]

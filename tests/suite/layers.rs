@@ -34,7 +34,8 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
             "protocol",
         ],
     ),
-    ("executor", &["ids", "protocol", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
+    // Of telemetry: what a step's time went into.
+    ("executor", &["ids", "protocol", "telemetry::kernels", "gpu", "kernels", "batch", "model", "sampling", "memory"]),
     ("sim", &["ids", "protocol", "kv", "scheduler", "batch", "executor", "sampling"]),
     // Runs the scheduler again, with or without an executor.
     ("recording", &["ids", "protocol", "telemetry", "kv", "scheduler", "batch", "executor"]),
@@ -65,7 +66,7 @@ const ENGINE: [&str; 13] = [
 ];
 
 /// Those outside hold a handle; text becomes tokens on their threads.
-const OUTSIDE: [&str; 12] = [
+const OUTSIDE: [&str; 13] = [
     "constrain",
     "ids",
     "protocol",
@@ -76,6 +77,8 @@ const OUTSIDE: [&str; 12] = [
     "config",
     "engine::handle",
     "engine::options",
+    // Scaling of pooled vectors.
+    "engine::pooling",
     "engine::EngineHandle",
     "engine::Run",
 ];

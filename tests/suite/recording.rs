@@ -1,5 +1,6 @@
 //! Recordings: written by the engine, read back, run again, run otherwise, shown as a trace.
 
+mod refusals;
 mod traces;
 
 use kvasir::engine::EngineHandle;

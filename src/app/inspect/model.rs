@@ -9,6 +9,7 @@ use super::map::BlockMap;
 use super::requests::{RequestBook, RequestRow};
 use crate::app::theme::{OwnerHue, OwnerPalette};
 use crate::ids::{BlockId, RequestId};
+use crate::telemetry::kernels::KernelProfile;
 use crate::telemetry::{EngineSnapshot, KvTotals, PrefixInfo, StepRecord, Telemetry};
 use crate::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
@@ -77,6 +78,8 @@ pub enum InspectCommand {
     OpenOwner(u64),
     /// For the shell: the engine's to do.
     Prefix(PrefixCommand),
+    /// For the shell, in each frame in which kernel times are on screen.
+    TimeKernels,
 }
 
 /// Someone whom blocks and requests belong to.
@@ -136,6 +139,11 @@ impl InspectModel {
             read_after: None,
             revision: 0,
         }
+    }
+
+    /// The kernels of the last step that was timed.
+    pub fn profile(&self) -> Option<Arc<KernelProfile>> {
+        self.source.as_ref()?.profile()
     }
 
     /// Takes in what is new. Call it once per frame; it returns at once when nothing changed. Another `telemetry` than
@@ -337,7 +345,8 @@ impl InspectModel {
             | InspectCommand::RunDemo
             | InspectCommand::OpenModels
             | InspectCommand::OpenOwner(_)
-            | InspectCommand::Prefix(_) => return Some(command),
+            | InspectCommand::Prefix(_)
+            | InspectCommand::TimeKernels => return Some(command),
         }
         None
     }

@@ -2,11 +2,13 @@
 
 use super::{Records, fixed_request, percentile, random_prompt};
 use crate::cli::args::ModelArgs;
-use crate::cli::error::{CliResult, Exit};
+use crate::cli::error::{CliError, CliResult, Exit};
 use crate::cli::generate::{collect, rate};
 use crate::cli::{out, session};
+use crate::engine::EngineHandle;
 use crate::protocol::RunTimings;
 use crate::telemetry::StepRecord;
+use crate::telemetry::kernels::KernelProfile;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -20,6 +22,9 @@ pub struct LatencyArgs {
     pub output_len: u32,
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
+    /// Also time each kernel of one decode step, in a run of its own
+    #[arg(long)]
+    pub profile: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -52,7 +57,8 @@ pub fn run(args: &LatencyArgs) -> CliResult {
     let mean_us = |f: fn(&RunTimings) -> u64| timings.iter().map(f).sum::<u64>() / timings.len().max(1) as u64;
     let (ttft_us, decode_us) = (mean_us(|t| t.ttft_us), mean_us(|t| t.decode_us));
     let (prefill_tok_s, decode_tok_s) = (rate(args.input_len, ttft_us), rate(args.output_len - 1, decode_us));
-    let result = json!({
+    let profile = if args.profile { Some(profile_of(engine, || stream(u64::MAX))?) } else { None };
+    let mut result = json!({
         "adapter": model.adapter.name,
         "driver": model.adapter.driver,
         "model": model.name,
@@ -68,6 +74,9 @@ pub fn run(args: &LatencyArgs) -> CliResult {
         "gpu_ms_per_step": decode_gpu_us as f64 / 1e3 / decode_steps.len().max(1) as f64,
         "runs": args.runs,
     });
+    if let Some(profile) = &profile {
+        result["profile"] = serde_json::to_value(profile).unwrap_or_default();
+    }
     if args.json {
         out::json(&result)?;
     } else {
@@ -87,9 +96,38 @@ pub fn run(args: &LatencyArgs) -> CliResult {
             per_step(totals.dispatches),
             per_step(totals.submits),
         ))?;
+        if let Some(profile) = &profile {
+            out::text(&profile_table(profile))?;
+        }
     }
     session.engine.shutdown();
     Ok(Exit::Ok)
+}
+
+/// The kernels of the last step of a stream: one that decodes.
+fn profile_of<T>(
+    engine: &EngineHandle,
+    stream: impl FnOnce() -> Result<T, CliError>,
+) -> Result<Arc<KernelProfile>, CliError> {
+    let telemetry = engine.telemetry();
+    telemetry.set_profiling(true);
+    let ran = stream();
+    telemetry.set_profiling(false);
+    ran?;
+    telemetry.profile().ok_or_else(|| CliError::failure("the adapter has no timestamps: kernels cannot be timed"))
+}
+
+fn profile_table(profile: &KernelProfile) -> String {
+    let total = profile.kernels_us();
+    let mut rows = vec![["kernel", "for", "dispatches", "us", "share"].map(String::from).to_vec()];
+    rows.extend(profile.kernels.iter().map(|k| {
+        let share = 100.0 * k.us / total.max(f64::MIN_POSITIVE);
+        let figures = [k.dispatches.to_string(), format!("{:.0}", k.us), format!("{share:.1} %")];
+        [k.kernel.clone(), k.purpose.clone()].into_iter().chain(figures).collect()
+    }));
+    let between = (f64::from(profile.gpu_us) - total).max(0.0);
+    let of = format!("the last step: {} token(s), {} dispatches", profile.num_tokens, profile.dispatches());
+    format!("\n{of}, {total:.0} us in kernels, {between:.0} us between them\n{}", out::table(&rows))
 }
 
 /// Milliseconds from the end of one step to the end of the next, where the second decodes; sorted.

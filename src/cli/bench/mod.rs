@@ -4,6 +4,7 @@ mod invariance;
 mod kernels;
 mod latency;
 mod paper;
+mod serve;
 mod sim;
 mod throughput;
 
@@ -21,6 +22,8 @@ pub enum BenchCommand {
     Latency(latency::LatencyArgs),
     /// Many prompts at once: requests and tokens per second
     Throughput(throughput::ThroughputArgs),
+    /// Load on a server with OpenAI's API: throughput and latencies under vLLM's names
+    Serve(Box<serve::ServeBenchArgs>),
     /// Single kernels on this adapter, with made-up data
     Kernels(kernels::KernelsArgs),
     /// What it costs that a request's result does not depend on its neighbours: decode steps beside kernels that may choose
@@ -35,6 +38,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
     match command {
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Throughput(args) => throughput::run(args),
+        BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Invariance(args) => invariance::run(args),
         BenchCommand::Sim(args) => sim::run(args),

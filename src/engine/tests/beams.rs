@@ -56,7 +56,13 @@ fn hear(run: &Run) -> Heard {
                 heard.usage = usage;
             }
             Some(EngineEvent::Failed { error }) => heard.error = Some(error),
-            Some(EngineEvent::Started { .. } | EngineEvent::Reading { .. }) | None => {}
+            Some(
+                EngineEvent::Started { .. }
+                | EngineEvent::Reading { .. }
+                | EngineEvent::PromptLogprobs { .. }
+                | EngineEvent::Embedding { .. },
+            )
+            | None => {}
         }
     }
     heard

@@ -40,7 +40,8 @@ fn hear_choices(run: &Run, n: usize) -> (Vec<Told>, Heard, usize) {
             Some(EngineEvent::Failed { error }) => heard.error = Some(error),
             Some(EngineEvent::Preempted { .. }) => heard.num_preempted += 1,
             Some(EngineEvent::Started { .. }) => heard.num_started += 1,
-            Some(EngineEvent::Reading { .. }) | None => {}
+            Some(EngineEvent::Reading { .. } | EngineEvent::PromptLogprobs { .. } | EngineEvent::Embedding { .. })
+            | None => {}
         }
     }
     (told, heard, num_early)

@@ -6,6 +6,7 @@ use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
 use super::ffn::{Ffn, FfnScratch};
 use super::folding::Link;
+use super::hidden::Hidden;
 use super::kv_buffers::KvBuffers;
 use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
@@ -44,6 +45,7 @@ pub struct StepShape {
     pub has_penalties: bool,
     pub has_masks: bool,
     pub has_logprobs: bool,
+    pub has_hidden: bool,
 }
 
 /// Bound kernels of one layer.
@@ -76,12 +78,13 @@ pub struct Forward {
     residual: Residual,
     layers: Vec<Layer>,
     output_norm: Vec<Norm>,
+    pub hidden: Hidden,
     head: Product,
     logit_cap: Option<LogitCap>,
     penalties: Penalties,
     mask: Mask,
     sample: Sample,
-    logprobs: Logprobs,
+    pub logprobs: Logprobs,
     /// f32 `[max_logits, logits_stride]`
     pub logits: Buffer,
     /// [`sample::Sampled`] `[max_logits]`
@@ -102,7 +105,7 @@ pub(super) struct Scratch {
     /// f32 [tokens, stride(hidden)]: what a block adds, where it is not added as it is.
     pub(super) branch: Option<BufferSlice>,
     pub(super) normed: Activation, // [tokens, hidden]
-    qkv: BufferSlice,              // f32 [tokens, qkv_stride]
+    pub(super) qkv: BufferSlice,   // f32 [tokens, qkv_stride]
     latent: Option<LatentScratch>,
     q: BufferSlice,        // f32 [tokens, q_stride]
     partials: BufferSlice, // attention's scratch, see Shape::partial_bytes
@@ -184,6 +187,7 @@ impl Forward {
             layer.ffn.record(recording, n);
             layer.add_mlp.iter().for_each(|k| k.record(recording, n));
         }
+        self.hidden.record(recording, shape);
         self.record_head(recording, shape, samples);
     }
 
@@ -217,6 +221,7 @@ impl Forward {
                 has_penalties: true,
                 has_masks: true,
                 has_logprobs: true,
+                has_hidden: true,
             };
             self.record_copies(recording, 1);
             self.record(recording, shape, true);
@@ -577,6 +582,7 @@ impl Builder<'_> {
                 false => None,
             },
             output_norm: self.norm(Some(&weights.output_norm), scratch, &last, RowCount::Logits)?,
+            hidden: Hidden::new(&mut self, &weights.output_norm, scratch)?,
             head: self.matmul_of(matrix, bias, &last, (&logits_all, logits_stride, 0), (false, RowCount::Logits))?,
             penalties: Penalties::new(&mut self.context(), params, &logits_all)?,
             mask: Mask::new(&mut self.context(), params, &logits_all)?,

@@ -9,10 +9,12 @@ mod activation;
 mod ffn;
 mod folding;
 mod forward;
+mod hidden;
 mod kv_buffers;
 mod latents;
 mod product;
 mod rope_tables;
+mod scores;
 mod shapes;
 mod sizes;
 mod swap;
@@ -33,6 +35,7 @@ use crate::memory;
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
+use crate::telemetry::kernels::by_kernel;
 use forward::{Forward, StepShape};
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
@@ -245,6 +248,7 @@ impl WgpuExecutor {
             has_penalties: !batch.penalties.is_empty() || !batch.biases.is_empty(),
             has_masks: !batch.masks.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
+            has_hidden: !batch.hidden.is_empty(),
         };
         let samples = batch.want == Want::Ids;
         self.recording.clear();
@@ -278,6 +282,9 @@ impl WgpuExecutor {
             }
         } else if rows > 0 {
             readback.push(self.forward.logits.slice(0, rows * u64::from(self.forward.logits_stride) * 4));
+        }
+        if !head_only {
+            readback.extend(batch.hidden.iter().map(|span| self.forward.hidden.span(*span)));
         }
         readback.extend(marks);
         let outgoing = outgoing.map(|(outgoing, slice)| {
@@ -341,7 +348,12 @@ impl WgpuExecutor {
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
             corrupted = canary::corruptions(&pending.batch, &words);
         }
-        let mut out = StepOutput { stats: stats_of(&finished), swap_us, corrupted, ..StepOutput::default() };
+        let spans = finished.readback.split_off(finished.readback.len().saturating_sub(pending.batch.hidden.len()));
+        let hidden = spans.iter().map(|bytes| self.forward.hidden.decode(bytes)).collect();
+        let times = finished.dispatches.iter().map(|(kernel, label, us)| (kernel.as_str(), label.as_str(), *us));
+        let kernels = by_kernel(times);
+        let stats = stats_of(&finished);
+        let mut out = StepOutput { stats, hidden, swap_us, corrupted, kernels, ..StepOutput::default() };
         if pending.batch.want == Want::Logits {
             let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
             self.take_logits(&finished, &mut logits);
@@ -357,6 +369,7 @@ impl WgpuExecutor {
             out.logits = Some(logits);
         } else {
             self.take_tokens(&pending.batch, &finished, &mut out);
+            out.scored = self.score(&pending.batch)?;
         }
         out.gpu_us = finished.gpu_us.unwrap_or_else(|| pending.started.elapsed().as_micros() as u32);
         Ok(out)
@@ -417,6 +430,10 @@ impl Executor for WgpuExecutor {
 
     fn has_canary(&self) -> bool {
         self.canary.is_some()
+    }
+
+    fn set_profiling(&mut self, on: bool) -> bool {
+        self.replayer.set_profiling(on)
     }
 
     fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {

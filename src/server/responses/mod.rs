@@ -139,7 +139,7 @@ impl Writer {
                 input_tokens: tally.prompt_tokens,
                 input_tokens_details: InputTokensDetails { cached_tokens: tally.cached_tokens },
                 output_tokens: tally.output_tokens,
-                output_tokens_details: OutputTokensDetails { reasoning_tokens: 0 },
+                output_tokens_details: OutputTokensDetails { reasoning_tokens: tally.reasoning_tokens },
                 total_tokens: tally.prompt_tokens + tally.output_tokens,
             });
         }

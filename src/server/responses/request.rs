@@ -7,10 +7,11 @@ use crate::server::wire::responses::{ResponseObject, ResponsesFields, ResponsesF
 use serde_json::{Value, json};
 
 /// Fields that are known and not supported, with the values that mean nothing.
-pub const UNSUPPORTED: [(&str, fn(&Value) -> bool); 5] = [
+pub const UNSUPPORTED: [(&str, fn(&Value) -> bool); 6] = [
     ("background", |value| *value == false),
     ("conversation", |_| false),
     ("prompt", |_| false),
+    ("prompt_logprobs", |_| false),
     ("top_logprobs", |value| *value == 0),
     ("truncation", |value| value == "disabled"),
 ];

@@ -25,6 +25,11 @@ pub struct HarmonyParser {
 }
 
 impl HarmonyParser {
+    /// True in a message of reasoning.
+    pub fn is_reasoning(&self) -> bool {
+        self.body == Some(Body::Reasoning)
+    }
+
     pub fn push(&mut self, text: &str, parts: &mut Vec<Part>) {
         for c in text.chars() {
             self.held.push(c);

@@ -150,30 +150,28 @@ impl Tools {
         Some(("tools", Grammar::JsonSchema(schema)))
     }
 
-    /// A list of calls of any of the tools. Definitions move to the root, where references look for them.
+    /// A list of calls of any of the tools. Each tool's schema is a definition of its own, with its own definitions in it,
+    /// so that equal names of two tools do not meet.
     fn required(&self) -> Value {
         let mut definitions = Map::new();
         let mut calls = Vec::new();
-        for function in &self.functions {
+        for (i, function) in self.functions.iter().enumerate() {
+            let name = format!("tool{i}");
+            let root = format!("#/$defs/{name}");
             let mut schema = parameters(function);
-            for key in ["$defs", "definitions"] {
-                if let Some(Value::Object(own)) = schema.as_object_mut().and_then(|fields| fields.remove(key)) {
-                    let all = definitions.entry(key).or_insert_with(|| json!({}));
-                    all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
-                }
-            }
+            rebase(&mut schema, &root);
+            definitions.insert(name, schema);
             calls.push(json!({
                 "type": "object",
-                "properties": { "name": { "const": function.name }, "arguments": schema },
+                "properties": { "name": { "const": function.name }, "arguments": { "$ref": root } },
                 "required": ["name", "arguments"],
                 "additionalProperties": false,
             }));
         }
-        let mut schema = json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls } });
+        let mut schema = json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls }, "$defs": definitions });
         if !self.is_parallel {
             schema["maxItems"] = 1.into();
         }
-        schema.as_object_mut().into_iter().for_each(|fields| fields.extend(definitions.clone()));
         schema
     }
 
@@ -203,6 +201,30 @@ impl Tools {
              {{\"name\": \"function\", \"arguments\": {{\"argument\": \"value\"}}}}.",
             list.join("\n")
         )
+    }
+}
+
+/// References of a schema, which count from its root, count from `root` after this.
+fn rebase(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Object(fields) => {
+            for (name, value) in fields.iter_mut() {
+                match (name.as_str(), value) {
+                    ("$ref", Value::String(path)) if path == "#" || path.starts_with("#/") => {
+                        path.replace_range(..1, root);
+                    }
+                    // Names of the client's, with a schema each.
+                    ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+                        named.values_mut().for_each(|schema| rebase(schema, root));
+                    }
+                    // Data, which may look like anything.
+                    ("const" | "enum" | "default" | "examples", _) => {}
+                    (_, value) => rebase(value, root),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| rebase(item, root)),
+        _ => {}
     }
 }
 

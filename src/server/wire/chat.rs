@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`.
 
-use super::{StopCause, UsageBody};
+use super::{PromptLogprobs, StopCause, UsageBody};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -88,6 +88,8 @@ pub struct ChatResponse {
     pub choices: Vec<ChatChoice>,
     pub usage: UsageBody,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
 }
 
@@ -159,6 +161,9 @@ pub struct ChatChunk<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<UsageBody>)]
     pub usage: Option<Option<UsageBody>>,
+    /// With the first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
 }

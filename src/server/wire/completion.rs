@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use super::{StopCause, UsageBody};
+use super::{PromptLogprobs, StopCause, UsageBody};
 use crate::ids::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -47,6 +47,8 @@ pub struct CompletionChoice {
     pub finish_reason: Option<&'static str>,
     pub stop_reason: Option<StopCause>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<TokenId>>,
@@ -57,11 +59,12 @@ pub struct CompletionChoice {
 pub struct CompletionLogprobs {
     /// Characters from the start of the text to the token.
     pub text_offset: Vec<usize>,
-    pub token_logprobs: Vec<f32>,
+    /// Null for the first token of a prompt, which nothing comes before.
+    pub token_logprobs: Vec<Option<f32>>,
     pub tokens: Vec<String>,
     /// Token texts to log-probabilities.
-    #[schema(value_type = Vec<Object>)]
-    pub top_logprobs: Vec<Map<String, Value>>,
+    #[schema(value_type = Vec<Option<Object>>)]
+    pub top_logprobs: Vec<Option<Map<String, Value>>>,
 }
 
 impl CompletionLogprobs {

@@ -8,4 +8,6 @@ mod sampling;
 mod usage;
 
 pub use sampling::{SamplingFields, StopField, StreamOptions};
-pub use usage::{PromptTokensDetails, RenderedPrompt, StopCause, UsageBody};
+pub use usage::{
+    CompletionTokensDetails, PromptLogprob, PromptLogprobs, PromptTokensDetails, RenderedPrompt, StopCause, UsageBody,
+};

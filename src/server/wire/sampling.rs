@@ -48,6 +48,9 @@ pub struct SamplingFields {
     /// Prefixes are shared only between requests of equal salt.
     pub cache_salt: Option<String>,
     pub return_token_ids: Option<bool>,
+    /// Report the log-probabilities of the prompt's tokens, with so many alternatives.
+    #[schema(maximum = 20)]
+    pub prompt_logprobs: Option<u32>,
     pub use_beam_search: Option<bool>,
     pub length_penalty: Option<f32>,
     /// Keep only so many tokens at the end of the prompt; -1 keeps what the context holds.

@@ -145,6 +145,10 @@ fn regenerate_and_edit_make_branches_that_can_be_switched() {
     app.run_steps(3);
     wait_idle(&mut app);
     assert_eq!(chat(&app, id).siblings(first_answer).len(), 2);
+    let requests = state(&app).snapshot.requests.clone();
+    let second = requests.iter().find(|r| r.parent.is_some()).expect("the second answer is a fork of the first");
+    let first = requests.iter().find(|r| Some(r.id) == second.parent).expect("its parent is known");
+    assert_eq!((first.parent, first.prompt_tokens), (None, second.prompt_tokens));
     app.get_by_label("Previous version").click();
     app.run_steps(3);
     assert_eq!(path(chat(&app, id)).last().unwrap().id, first_answer);
@@ -170,6 +174,26 @@ fn branching_copies_the_path_into_a_numbered_chat() {
     assert_ne!(copy, id);
     assert_eq!(chat(&app, copy).title, "Poem (2)");
     assert_eq!(texts(chat(&app, copy)), texts(chat(&app, id)));
+    ask(&mut app, "Another", 20);
+    wait_idle(&mut app);
+    let requests = state(&app).snapshot.requests.clone();
+    let branch = requests.iter().find(|r| r.owner.id == copy.0).expect("it was asked");
+    assert_eq!(
+        branch.parent,
+        requests.iter().find(|r| r.owner.id == id.0).map(|r| r.id),
+        "a fork of the chat's answer"
+    );
+}
+
+#[test]
+fn the_next_turn_and_what_a_failed_answer_began_are_no_forks() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = app_in(dir.path());
+    ask(&mut app, "first", 20);
+    wait_idle(&mut app);
+    ask(&mut app, "second", 20);
+    wait_idle(&mut app);
+    assert!(state(&app).snapshot.requests.iter().all(|r| r.parent.is_none()));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use kvasir::app::inspect::views::panel::Panel;
 use kvasir::app::inspect::words;
 use kvasir::app::inspect::{InspectView, PrefixCommand, inspect_ui, live_dock_ui};
 use kvasir::app::theme::Theme;
+use kvasir::telemetry::kernels::{KernelProfile, KernelTime};
 
 const WIDE: [f32; 2] = [1396.0, 840.0];
 const SMALL: [f32; 2] = [916.0, 540.0];
@@ -105,6 +106,31 @@ fn pictures() {
     forked.state_mut().view.panel = Panel::Forks;
     forked.run_steps(3);
     insta::assert_snapshot!("inspect_panel_forks", region(&tree(&forked), "Panel"));
+
+    let timed = demo_world(330);
+    let kernel = |kernel: &str, purpose: &str, dispatches, us| KernelTime {
+        kernel: kernel.into(),
+        purpose: purpose.into(),
+        dispatches,
+        us,
+    };
+    timed.telemetry.publish_profile(KernelProfile {
+        step: 330,
+        num_tokens: 4,
+        num_rows: 4,
+        gpu_us: 31_700,
+        kernels: vec![
+            kernel("matmul_i8", "gate+up", 30, 11_520.0),
+            kernel("attention", "attention", 30, 9_280.0),
+            kernel("matmul_i8", "head", 1, 6_400.0),
+            kernel("sample", "sample", 2, 612.4),
+        ],
+    });
+    let mut kernels = harness(model_of(&timed), WIDE, true);
+    kernels.state_mut().view.panel = Panel::Kernels;
+    kernels.run_steps(3);
+    insta::assert_snapshot!("inspect_panel_kernels", region(&tree(&kernels), "Panel"));
+    results.add(kernels.try_snapshot("inspect_kernels_dark"));
 
     let mut dock = harness(model_of(&demo_world(330)), [360.0, 340.0], true);
     dock.state_mut().is_dock = true;

@@ -72,6 +72,43 @@ fn a_submit_counts_its_work_and_returns_what_was_asked_for() {
 }
 
 #[test]
+fn each_dispatch_is_timed_where_that_was_asked_for() {
+    for rig in rigs() {
+        let kernel = rig.kernel("fill", &Defines::new());
+        let words = rig.upload("words", &[0u32; 64]);
+        let params = rig.params(&FillParams { count: 64, value: 3 });
+        let bound = rig.gpu.bind(&kernel, &[("words", &words.whole()), ("params", &params)]).unwrap();
+        let mut recording = Recording::new("step");
+        for layer in 0..3 {
+            recording.dispatch(format!("layer {layer} fill"), &bound, 1);
+        }
+        let mut replayer = Replayer::new(&rig.gpu);
+        assert_eq!(replayer.set_profiling(true), rig.gpu.caps().has_timestamps, "{}", rig.name);
+        let submitted = replayer.submit(&rig.gpu, &recording, &[words.whole()]).unwrap();
+        let timed = replayer.wait(&rig.gpu, submitted).unwrap();
+        let names: Vec<String> =
+            timed.dispatches.iter().map(|(kernel, label, _)| format!("{kernel} {label}")).collect();
+        assert!(timed.readback[0].chunks_exact(4).all(|word| word == [3, 0, 0, 0]));
+        if rig.gpu.caps().has_timestamps {
+            assert_eq!(names, ["fill layer 0 fill", "fill layer 1 fill", "fill layer 2 fill"]);
+            assert_eq!(timed.stats.passes, 3);
+            let sum: f64 = timed.dispatches.iter().map(|(_, _, us)| us).sum();
+            assert!(sum > 0.0 && sum <= f64::from(timed.gpu_us.unwrap()) + 1.0, "{timed:?}");
+            let kernels = kvasir::telemetry::kernels::by_kernel(
+                timed.dispatches.iter().map(|(kernel, label, us)| (kernel.as_str(), label.as_str(), *us)),
+            );
+            assert_eq!((kernels.len(), kernels[0].dispatches, kernels[0].purpose.as_str()), (1, 3, "fill"));
+        } else {
+            assert!(names.is_empty());
+        }
+        replayer.set_profiling(false);
+        let submitted = replayer.submit(&rig.gpu, &recording, &[]).unwrap();
+        let plain = replayer.wait(&rig.gpu, submitted).unwrap();
+        assert_eq!((plain.dispatches.len(), plain.stats.passes), (0, 1));
+    }
+}
+
+#[test]
 fn allocations_are_counted_and_refused_without_a_fault() {
     for rig in rigs() {
         // Other tests allocate on the same device at the same time, so look at a device of its own.

@@ -4,21 +4,27 @@ use super::TestServer;
 use crate::support::{core_fixtures, require_gpu};
 use kvasir::config::{EngineArgs, EngineSection};
 use kvasir::engine::EngineHandle;
-use kvasir::engine::options::{LoadRequest, ModelSource};
+use kvasir::engine::options::{EngineOptions, LoadRequest, ModelSource};
 use kvasir::server::ServerOptions;
 use serde_json::{Value, json};
 
 /// A server on the tiny llama; `None` where there is no adapter.
 pub fn tiny_llama() -> Option<TestServer> {
+    tiny_llama_with(ServerOptions::local(), |_| {})
+}
+
+/// The same with other options.
+pub fn tiny_llama_with(server: ServerOptions, adjust: impl FnOnce(&mut EngineOptions)) -> Option<TestServer> {
     let mut options = EngineArgs::default()
         .resolve(&EngineSection::default(), &std::env::temp_dir(), Some(0))
         .expect("default options");
     options.num_gpu_blocks_override = Some(256);
     options.max_model_len = Some(512);
+    adjust(&mut options);
     let engine = EngineHandle::start(options.clone());
     engine.load(LoadRequest { source: ModelSource::Path(core_fixtures().join("tiny/llama")), options });
     match engine.wait_for_model(|_| {}) {
-        Ok(_) => Some(TestServer::start(engine, ServerOptions::local())),
+        Ok(_) => Some(TestServer::start(engine, server)),
         Err(status) => {
             assert!(!require_gpu(), "REQUIRE_GPU is set: {status:?}");
             println!("skipped: no adapter");
@@ -99,4 +105,83 @@ fn sampling_fields_reach_the_sampler() {
     assert!(texts[0].is_string() && texts[1].is_string() && texts[0] != texts[1], "{body}");
     let wide = server.post("/v1/chat/completions", &chat(json!({ "use_beam_search": true, "n": 100 })));
     assert_eq!((wide.status, &wide.json()["error"]["param"]), (400, &json!("n")), "{}", wide.body);
+}
+
+/// log p(next | before) of the reference's logits.
+fn reference_logprob(row: &[f32], next: usize) -> f64 {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|logit| f64::from(logit - most).exp()).sum();
+    f64::from(row[next] - most) - sum.ln()
+}
+
+#[test]
+fn prompts_are_scored_as_the_reference_scores_them_whatever_the_chunks() {
+    let folder = core_fixtures().join("tiny/llama");
+    let reference = std::fs::read(folder.join("reference.safetensors")).expect("a reference");
+    let reference = safetensors::SafeTensors::deserialize(&reference).expect("a reference");
+    let tensor = |name: &str| reference.tensor(name).expect("a tensor");
+    let ids: Vec<i64> = bytemuck::pod_collect_to_vec(tensor("long.input_ids").data());
+    let logits: Vec<f32> = bytemuck::pod_collect_to_vec(tensor("long.logits").data());
+    let vocab = logits.len() / ids.len();
+    let mut all = Vec::new();
+    for max_num_batched_tokens in [512, 32] {
+        let Some(server) = tiny_llama_with(ServerOptions::local(), |options| {
+            options.precise = true;
+            options.max_num_batched_tokens = max_num_batched_tokens;
+        }) else {
+            return;
+        };
+        let body = json!({
+            "prompt": ids, "max_tokens": 2, "temperature": 0, "logprobs": 1, "echo": true, "prompt_logprobs": 3,
+            "ignore_eos": true,
+        });
+        // The second time nothing comes from the prefix cache.
+        for _ in 0..2 {
+            let choice = server.ok("/v1/completions", &body)["choices"][0].clone();
+            let shown = &choice["logprobs"];
+            for list in ["text_offset", "token_logprobs", "tokens", "top_logprobs"] {
+                assert_eq!(shown[list].as_array().expect("a list").len(), ids.len() + 2, "{list}");
+            }
+            assert!(shown["token_logprobs"][0].is_null() && shown["top_logprobs"][0].is_null());
+            assert_eq!(shown["text_offset"][0], 0);
+            for (i, pair) in ids.windows(2).enumerate() {
+                let wanted = reference_logprob(&logits[i * vocab..(i + 1) * vocab], pair[1] as usize);
+                let told = shown["token_logprobs"][i + 1].as_f64().expect("a number");
+                assert!((told - wanted).abs() < 2e-3, "token {}: {told}, not {wanted}", i + 1);
+                let row = &choice["prompt_logprobs"][i + 1];
+                assert_eq!(row[pair[1].to_string()]["logprob"], shown["token_logprobs"][i + 1]);
+                assert!(matches!(row.as_object().expect("a row").len(), 3 | 4), "{row}");
+            }
+            all.push(choice);
+        }
+    }
+    assert!(all.iter().all(|choice| *choice == all[0]), "the same bits in chunks and beside a warm cache");
+}
+
+#[test]
+fn streams_and_chats_tell_scores_once() {
+    let Some(server) = tiny_llama() else { return };
+    let mut body = json!({ "prompt": "Hello there", "max_tokens": 3, "logprobs": 2, "echo": true, "seed": 1, "n": 2 });
+    let whole = server.ok("/v1/completions", &body);
+    body["stream"] = true.into();
+    let chunks = server.post("/v1/completions", &body).chunks();
+    for index in 0..2 {
+        let of_choice = |chunk: &&Value| chunk["choices"][0]["index"] == index;
+        let told: Vec<&Value> = chunks
+            .iter()
+            .filter(of_choice)
+            .flat_map(|c| c["choices"][0]["logprobs"]["token_logprobs"].as_array().into_iter().flatten())
+            .collect();
+        let all = whole["choices"][index]["logprobs"]["token_logprobs"].as_array().expect("a list");
+        assert_eq!(told, all.iter().collect::<Vec<_>>());
+    }
+    let body = chat(json!({ "prompt_logprobs": 0, "seed": 1 }));
+    let whole = server.ok("/v1/chat/completions", &body);
+    let rows = whole["prompt_logprobs"].as_array().expect("rows");
+    assert_eq!(rows.len() as u64, whole["usage"]["prompt_tokens"].as_u64().expect("a count"));
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let chunks = server.post("/v1/chat/completions", &streamed).chunks();
+    assert_eq!(chunks[0]["prompt_logprobs"], whole["prompt_logprobs"]);
+    assert!(chunks[1..].iter().all(|chunk| chunk.get("prompt_logprobs").is_none()));
 }

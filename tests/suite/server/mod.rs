@@ -1,6 +1,7 @@
 //! The server on loopback: bodies, streams, errors, who is let in, how it ends.
 
 mod access;
+mod embeddings;
 mod errors;
 mod infer;
 mod lifecycle;
@@ -9,6 +10,7 @@ mod logprobs;
 mod observe;
 mod openapi;
 mod other_apis;
+mod prefixes;
 mod streams;
 mod structured;
 mod tools;

@@ -130,6 +130,7 @@ fn the_document_has_every_endpoint_and_no_loose_end() {
     let wanted = [
         "post /v1/chat/completions",
         "post /v1/completions",
+        "post /v1/embeddings",
         "post /v1/responses",
         "get /v1/responses/{id}",
         "delete /v1/responses/{id}",
@@ -151,6 +152,10 @@ fn the_document_has_every_endpoint_and_no_loose_end() {
         "post /abort_requests",
         "get /kvasir/v1/state",
         "get /kvasir/v1/steps",
+        "get /kvasir/v1/prefixes",
+        "post /kvasir/v1/prefixes",
+        "post /kvasir/v1/prefixes/{id}",
+        "delete /kvasir/v1/prefixes/{id}",
         "post /v2/models/{name}/generate",
         "post /v2/models/{name}/generate_stream",
         "post /v2/models/{name}/infer",

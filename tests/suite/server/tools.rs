@@ -85,6 +85,35 @@ fn required_and_named_calls_are_enforced() {
 }
 
 #[test]
+fn definitions_of_two_tools_may_have_the_same_name() {
+    let server = TestServer::fake();
+    let tool = |name: &str, place: Value| {
+        let parameters = json!({
+            "type": "object",
+            "properties": { "default": { "$ref": "#/$defs/Place" }, "next": { "$ref": "#/properties/default" } },
+            "required": ["default", "next"], "additionalProperties": false, "$defs": { "Place": place },
+        });
+        json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
+    };
+    let tools = [tool("go", json!({ "enum": ["Rome", "Oslo"] })), tool("count", json!({ "enum": [1, 22, 333] }))];
+    let mut heard = std::collections::BTreeSet::new();
+    for seed in 0..6 {
+        let body = chat(json!({
+            "tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "seed": seed, "temperature": 1.5,
+        }));
+        let (_, _, calls, _) = answer(&server, body);
+        for (name, arguments) in calls {
+            let arguments: Value = serde_json::from_str(&arguments).expect("whole arguments");
+            for field in ["default", "next"] {
+                assert_eq!(arguments[field].is_string(), name == "go", "{name} {arguments}");
+            }
+            heard.insert(name);
+        }
+    }
+    assert!(!heard.is_empty());
+}
+
+#[test]
 fn calls_are_read_in_the_notation_of_the_model() {
     let server = hermes();
     let call =
@@ -112,6 +141,12 @@ fn reasoning_is_told_apart() {
     let body = chat(json!({ "chat_template": template, "structured_outputs": { "choice": [text] } }));
     let (content, reasoning, _, _) = answer(&server, body);
     assert_eq!((content, reasoning), (json!("Then that."), json!("First this.")));
+    let mut body = chat(json!({ "chat_template": template, "structured_outputs": { "choice": [text] } }));
+    let usage = server.ok("/v1/chat/completions", &body)["usage"].clone();
+    // A token is a byte here: from the end of the first mark to the end of the second.
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], "\nFirst this.\n</think>".len() + 1);
+    (body["stream"], body["stream_options"]) = (true.into(), json!({ "include_usage": true }));
+    assert_eq!(server.post("/v1/chat/completions", &body).chunks().pop().expect("a chunk")["usage"], usage);
     let inside = format!("{template}<think>");
     let body = chat(json!({ "chat_template": inside, "structured_outputs": { "choice": ["a</think>b"] } }));
     let (content, reasoning, _, _) = answer(&server, body);

@@ -7,6 +7,7 @@ pub mod detail;
 pub mod dock;
 pub mod forks;
 pub mod host_strip;
+pub mod kernels;
 pub mod keys;
 pub mod kpi_strip;
 pub mod lanes;
