@@ -3,7 +3,7 @@
 #
 #   scripts/screenshots.sh [BINARY]        default: target/release/kvasir
 #
-# Needs Xvfb, ImageMagick's `import` and a Vulkan driver (Debian, Ubuntu: sudo apt install xvfb imagemagick
+# Needs Xvfb, ImageMagick's `import`, xdotool and a Vulkan driver (Debian, Ubuntu: sudo apt install xvfb imagemagick xdotool
 # mesa-vulkan-drivers). The default model is fetched on the first run. Nothing of the user's chats is touched.
 # OUT is where the pictures go; PATIENCE (300) is how many seconds one picture may take.
 set -euo pipefail
@@ -13,8 +13,8 @@ binary=${1:-target/release/kvasir}
 out=${OUT:-assets/screenshots}
 patience=${PATIENCE:-300}
 
-for tool in Xvfb import; do
-    command -v "$tool" >/dev/null || { echo "error: $tool is missing; sudo apt install xvfb imagemagick" >&2; exit 1; }
+for tool in Xvfb import xdotool; do
+    command -v "$tool" >/dev/null || { echo "error: $tool is missing; sudo apt install xvfb imagemagick xdotool" >&2; exit 1; }
 done
 [ -x "$binary" ] || { echo "error: $binary is missing; cargo build --release" >&2; exit 1; }
 
@@ -40,7 +40,7 @@ shot() {
     DISPLAY=":$(cat "$temp/display")"
     export DISPLAY
     # The pointer stands in the middle of the screen and would raise a tooltip.
-    if command -v xdotool >/dev/null; then xdotool mousemove 1 1; fi
+    xdotool mousemove 1 1
     "$binary" app --size "$size" --data-dir "$temp/data-$name" "$@" >"$temp/$name.log" 2>&1 &
     app_pid=$!
     local waited=0

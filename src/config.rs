@@ -347,6 +347,13 @@ pub struct EngineArgs {
     pub check_invariants: bool,
 }
 
+fn power_of_two(name: &'static str, value: u32) -> Result<(), ConfigError> {
+    if value.is_power_of_two() {
+        return Ok(());
+    }
+    Err(ConfigError::Invalid { name, message: format!("must be a power of two, not {value}") })
+}
+
 /// The type that a word names; nothing is [`KvCacheDtype::Auto`].
 fn kv_cache_dtype(word: Option<&String>) -> Result<KvCacheDtype, ConfigError> {
     let Some(word) = word else { return Ok(KvCacheDtype::Auto) };
@@ -380,10 +387,7 @@ impl EngineArgs {
             given => Ok(given.map(|h| h.0)),
         };
         let block_size = int("block_size", self.block_size, file.block_size, (1, 256))?.unwrap_or(16);
-        if !block_size.is_power_of_two() {
-            let message = format!("must be a power of two, not {block_size}");
-            return Err(ConfigError::Invalid { name: "block_size", message });
-        }
+        power_of_two("block_size", block_size)?;
         let utilization = self.gpu_memory_utilization.or(file.gpu_memory_utilization).unwrap_or(0.85);
         if !(utilization > 0.0 && utilization <= 1.0) {
             let message = format!("must be above 0 and at most 1, not {utilization}");

@@ -68,13 +68,19 @@ fn attend(rig: &Rig, shape: &attention::Shape, batch: &StepBatch, buffers: [&kva
 #[test]
 fn the_last_positions_of_a_long_context_match_the_reference() {
     let Some(rig) = rigs().first() else { return };
-    let layout = KvLayout {
-        num_blocks: NUM_BLOCKS,
-        block_size: BLOCK_SIZE,
-        num_kv_heads: 1,
-        head_dim: HEAD_DIM,
-        format: KvFormat::F32,
-    };
+    last_positions(rig, KvFormat::F32, 1, 5e-6);
+}
+
+#[test]
+fn they_do_with_grouped_heads_and_pages_of_half_floats() {
+    let Some(rig) = rigs().first() else { return };
+    last_positions(rig, KvFormat::F16, 2, 1e-3);
+}
+
+/// `stored` is what a stored value may differ by, as a share of the largest.
+fn last_positions(rig: &Rig, format: KvFormat, num_kv_heads: u32, stored: f32) {
+    let num_heads = num_kv_heads * num_kv_heads; // one head alone, and two for each of two
+    let layout = KvLayout { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, num_kv_heads, head_dim: HEAD_DIM, format };
     // Seeded pages: blocks in no order, and keys and values of every position but the last ones.
     let mut random = Random(7);
     let mut free: Vec<u32> = (1..NUM_BLOCKS).collect();
@@ -90,13 +96,13 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
     let (cos, sin) = rope::cos_sin_table(&spec, CONTEXT);
     let pairs = rope_table(&cos, &sin);
     let shape = rope_kv_write::Shape {
-        num_heads: 1,
-        num_kv_heads: 1,
+        num_heads,
+        num_kv_heads,
         head_dim: HEAD_DIM,
         rotary_dim: HEAD_DIM,
         interleaved: false,
         qk_norm: false,
-        kv: KvFormat::F32,
+        kv: format,
     };
     let qkv: Vec<f32> = (0..COMPUTED * shape.qkv_stride()).map(|_| 2.0 * random.unit()).collect();
     let numbers = (1e-6, 1.0 / f64::from(HEAD_DIM).sqrt());
@@ -105,7 +111,8 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
     let (qkv_buffer, rope_buffer) = (rig.upload("qkv", &qkv), rig.upload("rope", &pairs));
     // Padding is not written.
     let q_buffer = rig.filled("q", (COMPUTED * shape.q_stride()) as usize, 0.0);
-    let (k_buffer, v_buffer) = (rig.upload("k", &k), rig.upload("v", &v));
+    let (k_buffer, v_buffer) = (rig.upload("k", &layout.encode(&k)), rig.upload("v", &layout.encode(&v)));
+    let cached = |buffer| layout.decode(&rig.read::<u8>(buffer));
     let buffers = rope_kv_write::Buffers {
         qkv: &qkv_buffer.whole(),
         rope: &rope_buffer.whole(),
@@ -120,21 +127,15 @@ fn the_last_positions_of_a_long_context_match_the_reference() {
     rig.replay(&recording);
     let want = rope_kv_write::reference(&shape, &batch, &qkv, &pairs, &[], numbers);
     write_reference(&layout, &batch, &want, &mut k, &mut v);
-    assert_close(&rig.read(&k_buffer), &k, 5e-6, "keys");
-    assert_close(&rig.read(&v_buffer), &v, 5e-6, "values");
+    assert_close(&cached(&k_buffer), &k, stored, "keys");
+    assert_close(&cached(&v_buffer), &v, stored, "values");
     let q = rig.read(&q_buffer);
     assert_close(&q, &want.q, 5e-6, "queries");
 
     // Attention over all of it.
-    let shape = attention::Shape {
-        num_heads: 1,
-        num_kv_heads: 1,
-        head_dim: HEAD_DIM,
-        kv: KvFormat::F32,
-        has_sinks: false,
-        softcap: None,
-    };
-    let (k, v) = (rig.read(&k_buffer), rig.read(&v_buffer));
+    let shape =
+        attention::Shape { num_heads, num_kv_heads, head_dim: HEAD_DIM, kv: format, has_sinks: false, softcap: None };
+    let (k, v) = (cached(&k_buffer), cached(&v_buffer));
     let got = attend(rig, &shape, &batch, [&q_buffer, &k_buffer, &v_buffer]);
     let want = attention::reference(&shape, &layout, &batch, None, &q, (&k, &v), None);
     assert_close(&got, &want, 2e-5, "attention");
