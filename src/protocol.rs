@@ -9,6 +9,7 @@ pub use output_rules::{OutputRules, Pooling, TokenConstraint};
 
 use crate::ids::{BlockId, RequestId, TokenId};
 use serde::{Deserialize, Serialize};
+use std::sync::mpsc::SyncSender;
 
 /// Who a request belongs to: the chat or API client that colour, name and fairness come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -397,11 +398,15 @@ pub enum PrefixCommand<Sink> {
         owner: OwnerTag,
         events: Sink,
     },
+    /// Tells whether there was such a pin.
     Unpin {
         id: u64,
+        told: SyncSender<bool>,
     },
+    /// Tells whether anything was evicted.
     Evict {
         id: u64,
+        told: SyncSender<bool>,
     },
     /// Forgets every prefix that is not pinned.
     Reset,

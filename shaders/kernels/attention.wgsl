@@ -14,6 +14,8 @@
 // SUBGROUP: one subgroup, no barrier. Lane = key for q k^T (KPL keys per lane), then lane = DPL dims of the output with
 // the probabilities spread by broadcasts of constant lanes. Otherwise: 64 lanes and workgroup memory.
 //
+// CONTIGUOUS, for measuring what pages cost: row r lies in block r, however long blocks are, and no table is read.
+//
 // Grid: items (SINGLE: those of one token; SEVERAL: the others; MERGE: merges) * num_heads / HEADS workgroups.
 #import grid
 #import step

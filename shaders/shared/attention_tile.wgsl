@@ -16,10 +16,11 @@ struct Tile {
   count: u32, // tokens; 0 when there is nothing to do
   part: u32,  // which HEADS query heads
   kv_head: u32,
-  table: u32, // start of a block table that holds for all of its tokens
+  table: u32, // word of the metadata where a block table begins that holds for all of its tokens; CONTIGUOUS: the block
   begin: u32, // ranges begin..end
   end: u32,
   is_partial: bool,
+  shift: u32, // log2 of the block size, a power of two
 }
 
 fn find_tile(workgroup: u32) -> Tile {
@@ -29,9 +30,9 @@ fn find_tile(workgroup: u32) -> Tile {
 #ifdef MERGE
   let item = workgroup / parts;
   if item >= num_merges() {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false, 0u);
   }
-  return Tile(item, 1u, part, kv_head, 0u, merge_word(item, 2u), merge_word(item, 3u), false);
+  return Tile(item, 1u, part, kv_head, 0u, merge_word(item, 2u), merge_word(item, 3u), false, 0u);
 #else
 #if TQ == 1
   let item = workgroup / parts;
@@ -41,12 +42,18 @@ fn find_tile(workgroup: u32) -> Tile {
   let end = num_items();
 #endif
   if item >= end {
-    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false);
+    return Tile(0u, 0u, 0u, 0u, 0u, 0u, 0u, false, 0u);
   }
   let first = item_word(item, 0u);
-  let table = block_table_start(row_of_token(work_token(first).x), params.group);
+  // What does not change from key to key is read once: software drivers read metadata word by word.
+  let row = row_of_token(work_token(first).x);
+#ifdef CONTIGUOUS
+  let table = row;
+#else
+  let table = block_tables_word() + block_table_start(row, params.group);
+#endif
   return Tile(first, item_word(item, 1u), part, kv_head, table, item_word(item, 2u), item_word(item, 3u),
-    item_word(item, 4u) == 1u);
+    item_word(item, 4u) == 1u, firstTrailingBit(block_size()));
 #endif
 }
 
@@ -87,6 +94,15 @@ fn soft_capped(score: f32) -> f32 {
 }
 #endif
 
+/// The block that holds a key of the tile's row.
+fn block_of(tile: Tile, key: u32) -> u32 {
+#ifdef CONTIGUOUS
+  return tile.table;
+#else
+  return step_meta[tile.table + (key >> tile.shift)];
+#endif
+}
+
 #ifdef KV_I8
 /// Words of a block: values, scales, padding.
 fn block_words() -> u32 {
@@ -95,10 +111,8 @@ fn block_words() -> u32 {
 
 /// First word of the block that holds a key, and the key's row in it, counted over heads.
 fn block_row(tile: Tile, key: u32) -> vec2<u32> {
-  let size = block_size();
-  let shift = firstTrailingBit(size); // block sizes are powers of two
-  let block = block_table(tile.table + (key >> shift));
-  return vec2(block * block_words(), (tile.kv_head << shift) + (key & (size - 1u)));
+  let in_block = key & ((1u << tile.shift) - 1u);
+  return vec2(block_of(tile, key) * block_words(), (tile.kv_head << tile.shift) + in_block);
 }
 
 /// First word of a key of the tile's row.
@@ -127,10 +141,8 @@ fn unpacked(word: u32) -> vec4<f32> {
 #else
 /// Row of the cache (in units of DP values) that holds a key of the tile's row.
 fn cache_row(tile: Tile, key: u32) -> u32 {
-  let size = block_size();
-  let shift = firstTrailingBit(size); // block sizes are powers of two
-  let block = block_table(tile.table + (key >> shift));
-  return ((block * params.num_kv_heads + tile.kv_head) << shift) + (key & (size - 1u));
+  let in_block = key & ((1u << tile.shift) - 1u);
+  return ((block_of(tile, key) * params.num_kv_heads + tile.kv_head) << tile.shift) + in_block;
 }
 #endif
 #endif

@@ -18,6 +18,8 @@ fn row_start(row: u32) -> u32 { return step_meta[step_meta[8] + row]; }
 fn block_table_start(row: u32, group: u32) -> u32 { return step_meta[step_meta[9] + row * step_meta[22] + group]; }
 /// Block id of a row's block, counted from block_table_start(row, group); 0 where no token looks.
 fn block_table(idx: u32) -> u32 { return step_meta[step_meta[10] + idx]; }
+/// Word of block_table(0).
+fn block_tables_word() -> u32 { return step_meta[10]; }
 /// Token whose hidden state gives a logit row.
 fn logit_token(logit: u32) -> u32 { return step_meta[step_meta[11] + logit]; }
 

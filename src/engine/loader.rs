@@ -224,14 +224,11 @@ pub(super) fn open_disk(
     DiskTier::open(&config, format).map(Some).map_err(|fault| LoadFailure::engine(fault.to_string()))
 }
 
-/// What content of keys and values hangs on besides tokens: weights, shape, arithmetic and version.
+/// What content of keys and values hangs on besides tokens: weights, shape, arithmetic, storage and version.
 fn identity(model: &Model, options: &EngineOptions, adapter: &AdapterSummary) -> Result<[u8; 32], ModelError> {
     let mut hash = Sha256::new_with_prefix(env!("CARGO_PKG_VERSION"));
     hash.update(format!("{:?}", model.spec()));
-    hash.update(format!(
-        "{adapter:?} {:?} {} {} {}",
-        options.kv_cache_dtype, options.precise, options.floor, options.checked_shaders
-    ));
+    hash.update(arithmetic(options, adapter));
     for role in model.spec().roles() {
         if let Some(view) = model.weight(role)? {
             hash.update(format!("{role:?} {:?} {:?}", view.dtype, view.shape));
@@ -239,6 +236,13 @@ fn identity(model: &Model, options: &EngineOptions, adapter: &AdapterSummary) ->
         }
     }
     Ok(hash.finalize().into())
+}
+
+/// The options that the bytes of a block hang on, by what they come to: `auto` and what it stands for are one.
+fn arithmetic(options: &EngineOptions, adapter: &AdapterSummary) -> String {
+    let EngineOptions { kv_canary, precise, floor, checked_shaders, .. } = options;
+    let format = options.kv_format();
+    format!("{adapter:?} {format:?} canary {kv_canary} precise {precise} floor {floor} checked {checked_shaders}")
 }
 
 fn build(

@@ -18,12 +18,12 @@ impl EngineCore {
                 let added = self.scheduler.keep_prefix(id, prefix, name, client);
                 self.queued(id, run, added);
             }
-            PrefixCommand::Unpin { id } => {
-                self.scheduler.unpin(id);
-            }
-            PrefixCommand::Evict { id } => {
-                self.scheduler.evict_prefix(id);
+            // Whoever asked may have left.
+            PrefixCommand::Unpin { id, told } => _ = told.try_send(self.scheduler.unpin(id)),
+            PrefixCommand::Evict { id, told } => {
+                let num_evicted = self.scheduler.evict_prefix(id);
                 self.forget_on_disk(false);
+                _ = told.try_send(num_evicted > 0);
             }
             PrefixCommand::Reset => {
                 self.scheduler.reset_prefixes();

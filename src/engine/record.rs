@@ -1,5 +1,6 @@
 //! Decisions and cache changes in the words of telemetry.
 
+use super::disk::DiskTier;
 use crate::kv::{self, BlockEvent, KvCache};
 use crate::protocol::OwnerTag;
 use crate::scheduler::{self, Scheduler, StepPlan};
@@ -59,7 +60,7 @@ pub fn totals(kv: &KvCache) -> KvTotals {
         pinned: counts.pinned,
         query_tokens: counts.query_tokens,
         hit_tokens: counts.hit_tokens,
-        host_hit_tokens: counts.host_hit_tokens,
+        host_hit_tokens: counts.host_hit_tokens - counts.disk_hit_tokens,
         disk_hit_tokens: counts.disk_hit_tokens,
         host_total: counts.host.total,
         host_swapped: counts.host.swapped,
@@ -170,8 +171,8 @@ pub fn queue(scheduler: &Scheduler, binding: Option<WaitReason>, requests: &[Req
     }
 }
 
-/// The prefixes that the cache knows, pinned first, then by hits.
-pub fn prefixes(kv: &KvCache) -> Vec<PrefixInfo> {
+/// The prefixes that some tier of the cache has, pinned first, then by hits.
+pub fn prefixes(kv: &KvCache, disk: Option<&DiskTier>) -> Vec<PrefixInfo> {
     let info = |view: kv::PrefixView| PrefixInfo {
         id: view.id,
         name: view.name,
@@ -179,14 +180,21 @@ pub fn prefixes(kv: &KvCache) -> Vec<PrefixInfo> {
         blocks: view.blocks,
         hits: view.hits,
         hit_tokens: view.hit_tokens,
+        host_hit_tokens: view.host_hit_tokens - view.disk_hit_tokens,
+        disk_hit_tokens: view.disk_hit_tokens,
         last_hit_step: view.last_hit_step,
         pinned: view.is_pinned,
-        tier: Tier::Gpu,
+        tier: match view.place {
+            kv::PrefixPlace::Pool => Tier::Gpu,
+            kv::PrefixPlace::Host => Tier::Host,
+            kv::PrefixPlace::Outside => Tier::Disk,
+        },
         cache_salt: view.key.salt,
         adapter: view.key.adapter,
         head: view.head,
     };
-    kv.prefixes(MAX_PREFIXES).into_iter().map(info).collect()
+    let is_on_disk = |id: &kv::ContentId| disk.is_some_and(|disk| disk.has(id));
+    kv.prefixes(MAX_PREFIXES, &is_on_disk).into_iter().map(info).collect()
 }
 
 /// The policy that settings name, as the scheduler knows it.

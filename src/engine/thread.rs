@@ -165,6 +165,8 @@ impl EngineThread {
             EngineCommand::Load(LoadCommand::Fetched(fetched)) => {
                 if let Some(core) = &mut self.core {
                     core.fetched(fetched);
+                    // A snapshot shows what disk has; what it could not take is offered again.
+                    self.is_idle = false;
                 }
             }
             EngineCommand::Unload => {

@@ -54,6 +54,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "matmul_i8"
     "mlp"
     "norm"
+    "peak"
     "penalties"
     "quantise"
     "rope_kv_write"

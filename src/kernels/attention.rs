@@ -136,6 +136,11 @@ impl Shape {
         self.variants(class).iter().map(|&variant| ("attention".into(), defines(variant))).collect()
     }
 
+    /// Of a cache in which row r lies in block r, read without a table: for measuring what pages cost.
+    pub fn contiguous_kernels(&self, class: Class) -> Vec<(String, Defines)> {
+        self.kernels(class, false).into_iter().map(|(name, defines)| (name, defines.flag("CONTIGUOUS"))).collect()
+    }
+
     fn defines(&self, class: Class, variant: Variant, is_quantised: bool) -> Defines {
         assert!(self.head_dim <= MAX_HEAD_DIM, "head dim {} is above {MAX_HEAD_DIM}", self.head_dim);
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");

@@ -14,6 +14,7 @@ use crate::gpu::{Buffer, BufferUse, Gpu, GpuError, Recording, Replayer, Uploader
 use crate::model::dtype::DType;
 
 pub mod attention;
+pub mod peaks;
 
 /// A product to measure: `m` tokens, `n` rows of `k` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,6 +59,7 @@ pub fn all() -> Vec<(String, Defines)> {
         of_rows(class, &mut found);
         of_experts(class, &mut found);
         of_heads(class, &mut found);
+        found.push(("peak".into(), class.defines()));
         found.push(("penalties".into(), penalties::defines()));
         found.push(("mask".into(), mask::defines()));
         found.push(("sample".into(), sample::defines(class)));
@@ -140,6 +141,9 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                 let (softcap, has_sinks) = (*softcap, *has_sinks);
                 let shape = attention::Shape { num_heads, num_kv_heads, head_dim, kv, softcap, has_sinks };
                 found.extend(shape.kernels(class, false));
+                if num_heads == 9 && kv == KvFormat::F16 && !has_sinks && softcap.is_none() {
+                    found.extend(shape.contiguous_kernels(class));
+                }
                 if shape.can_quantise(class) {
                     found.extend(shape.kernels(class, true));
                 }

@@ -231,6 +231,11 @@ impl HostPool {
         self.by_id.contains_key(id)
     }
 
+    /// Where this content is, or will be once the open step has run.
+    pub fn place_of(&self, id: &ContentId) -> Option<HostSlot> {
+        self.by_id.get(id).copied()
+    }
+
     /// Places that can be taken without dropping what somebody relies on, or was promised.
     pub fn room(&self) -> u32 {
         let promised = self.wanted.len() - self.num_wanted_here as usize;
@@ -324,8 +329,8 @@ impl HostPool {
         Some(slot)
     }
 
-    /// Drops these contents and those that follow them, between steps; gives their places.
-    pub fn drop_cached(&mut self, mut doomed: FxHashSet<ContentId>) -> Vec<HostSlot> {
+    /// Drops these contents and those that follow them, between steps; gives their places and hashes.
+    pub fn drop_cached(&mut self, mut doomed: FxHashSet<ContentId>) -> Vec<(HostSlot, u64)> {
         assert!(self.open.is_none(), "content is dropped between steps");
         let cached: Vec<(HostSlot, ContentKey)> =
             self.by_id.values().map(|&slot| (slot, self.slots[slot.idx()].key)).collect();
@@ -340,10 +345,11 @@ impl HostPool {
                     .collect::<Vec<_>>(),
             );
         }
-        let mut dropped: Vec<HostSlot> =
-            cached.iter().filter(|(_, key)| doomed.contains(&key.id)).map(|(slot, _)| *slot).collect();
+        let is_doomed = |(_, key): &&(HostSlot, ContentKey)| doomed.contains(&key.id);
+        let mut dropped: Vec<(HostSlot, u64)> =
+            cached.iter().filter(is_doomed).map(|(slot, key)| (*slot, key.hash)).collect();
         dropped.sort_unstable();
-        dropped.iter().for_each(|slot| self.set(*slot, Slot::default()));
+        dropped.iter().for_each(|(slot, _)| self.set(*slot, Slot::default()));
         dropped
     }
 

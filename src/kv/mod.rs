@@ -26,6 +26,7 @@ mod block_pool;
 mod block_table;
 mod copy_on_write;
 mod events;
+mod evict;
 mod groups;
 mod host_pool;
 mod integrity;
@@ -36,6 +37,7 @@ mod taint;
 mod tiers;
 mod views;
 mod windows;
+mod worth;
 
 pub use block_pool::BlockState;
 pub use block_table::{BlockTable, SuspendedTable, TableMark};
@@ -44,8 +46,8 @@ pub use events::BlockEvent;
 pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
 pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
-pub use pins::{PinSpec, PrefixView};
-pub use prefix_cache::{CacheKey, ContentId, PrefixChain};
+pub use pins::{PinSpec, PrefixPlace, PrefixView};
+pub use prefix_cache::{CacheKey, ContentId, PrefixChain, prefix_id};
 pub use tiers::{CachedContent, HostView};
 
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
@@ -54,6 +56,7 @@ use copy_on_write::PendingCopy;
 use host_pool::HostPool;
 use pins::Pin;
 use prefix_cache::PrefixCache;
+use worth::{Hit, Worth};
 
 /// The shape of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -155,8 +158,9 @@ pub struct KvCache {
     events: Vec<BlockEvent>,
     /// Length of `events` when the open step began.
     events_before_step: usize,
-    /// Where hits of the step ended, and their tokens: counted when it commits.
-    hits: Vec<(BlockId, u32)>,
+    /// Of the step: counted when it is over.
+    hits: Vec<Hit>,
+    worth: Worth,
     pins: Vec<Pin>,
     lost_pins: Vec<PinSpec>,
     /// Contents that were evicted on purpose, see [`KvCache::take_forgotten`].
@@ -189,6 +193,7 @@ impl KvCache {
             events: Vec::new(),
             events_before_step: 0,
             hits: Vec::new(),
+            worth: Worth::new(config.num_blocks),
             pins: Vec::new(),
             lost_pins: Vec::new(),
             forgotten: Vec::new(),
@@ -256,12 +261,6 @@ impl KvCache {
         self.host.abandon(|host| events.push(BlockEvent::HostFree { host }));
         self.end_copies();
         self.count_hits();
-    }
-
-    fn count_hits(&mut self) {
-        for (block, tokens) in self.hits.drain(..) {
-            self.prefix.count_hit(block, tokens, self.pool.header.step);
-        }
     }
 
     /// The step never ran: everything since [`KvCache::begin`] is undone. Tables are put back by their owner, with
@@ -333,7 +332,9 @@ impl KvCache {
         let num_groups = self.config.groups.num() as usize;
         let anchor = self.config.groups.anchor() as usize;
         let last = hit.num_blocks.checked_sub(1).map(|row| self.hit[row as usize * num_groups + anchor]);
-        self.hits.extend(last.filter(|block| *block != BlockId::NULL).map(|last| (last, hit_tokens)));
+        if let Some(last) = last.filter(|block| *block != BlockId::NULL) {
+            self.note_hit(table.owner(), last, hit_tokens);
+        }
         self.pool.header.query_tokens += u64::from(query_tokens);
         self.pool.header.hit_tokens += u64::from(hit_tokens);
         let whole_tokens = hit.num_blocks * self.config.block_size;

@@ -3,14 +3,13 @@
 //! Guarantees: a pinned prefix is an owner like a table: its blocks count its reference, stay findable and are never
 //! evicted; a pin whose content becomes suspect lets go and is handed to whoever asks for [`KvCache::take_lost_pins`].
 //! Statistics belong to the block where a hit ended: `hits` counts the admissions whose longest match ended there, so
-//! that no hit is counted twice and the list is bounded by the pool; they last as long as the block can be found.
+//! that no hit is counted twice. They outlive the block's eviction, and are shown while some tier holds its content.
 
 use super::block_pool::{BlockPool, Visibility};
-use super::{BlockEvent, BlockState, BlockTable, CacheKey, HeldTable, KvCache, PrefixChain};
+use super::worth::{MAX_HEAD, PrefixEnd, Remembered};
+use super::{BlockEvent, BlockState, BlockTable, CacheKey, ContentId, HeldTable, KvCache, PrefixChain};
 use crate::ids::{BlockId, RequestId, TokenId};
-
-/// First tokens that a [`PrefixView`] shows at most.
-const MAX_HEAD: usize = 32;
+use std::cmp::Reverse;
 
 /// A prefix to be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +32,15 @@ pub(super) struct Pin {
     table: BlockTable,
 }
 
+/// Where the last block of a prefix is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefixPlace {
+    Pool,
+    Host,
+    /// Whoever keeps contents outside has it.
+    Outside,
+}
+
 /// A prefix that the cache knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixView {
@@ -42,8 +50,12 @@ pub struct PrefixView {
     pub blocks: u32,
     pub hits: u64,
     pub hit_tokens: u64,
+    /// Of the tokens found: in host memory, and of those, there because they were read from disk.
+    pub host_hit_tokens: u64,
+    pub disk_hit_tokens: u64,
     pub last_hit_step: u64,
     pub is_pinned: bool,
+    pub place: PrefixPlace,
     pub key: CacheKey,
     /// The first tokens, at most 32.
     pub head: Vec<TokenId>,
@@ -85,18 +97,32 @@ impl KvCache {
         Some(id)
     }
 
-    /// The tokens of the prefix of this id, from the first; `None` when some block before its last cannot be found.
+    /// The tokens of the prefix of this id, from the first; `None` when neither pool nor host memory has all of it.
     pub fn prefix_tokens(&self, id: u64) -> Option<(Vec<TokenId>, CacheKey)> {
+        let of_content = || {
+            let (content, _) = self.content_of(id)?;
+            self.tokens_of_content(content)
+        };
+        self.prefix_tokens_in_pool(id).or_else(of_content)
+    }
+
+    fn prefix_tokens_in_pool(&self, id: u64) -> Option<(Vec<TokenId>, CacheKey)> {
         let last = self.prefix.block_of(id)?;
         let mut chain = vec![last];
         while let Some(parent) = self.prefix.parent_of(chain[chain.len() - 1]) {
             chain.push(parent);
         }
-        if chain.len() as u32 != self.prefix.stats_of(last).depth {
+        if chain.len() as u32 != self.prefix.depth_of(last) {
             return None;
         }
         let tokens = chain.iter().rev().flat_map(|block| self.prefix.tokens_of(*block)).copied().collect();
         Some((tokens, self.prefix.key_of(last)))
+    }
+
+    /// The content, and its parent's, in which the prefix of this id ends.
+    fn content_of(&self, id: u64) -> Option<(ContentId, ContentId)> {
+        let in_pool = self.prefix.block_of(id).and_then(|last| self.prefix.content_key_of(last));
+        in_pool.map(|key| (key.id, key.parent)).or_else(|| self.worth.get(id)?.end.id)
     }
 
     /// Lets the pin that came last go, and gives it.
@@ -116,7 +142,12 @@ impl KvCache {
     /// Blocks that tables hold stay with them and are not found again; copies in host memory go too. Returns how many blocks were forgotten: 0 when
     /// there is no such prefix, or when it is pinned or leads to a pinned one.
     pub fn evict_prefix(&mut self, id: u64) -> u32 {
-        let Some(last) = self.prefix.block_of(id).filter(|block| self.pool.block(*block).pins == 0) else { return 0 };
+        let Some(last) = self.prefix.block_of(id) else {
+            return self.content_of(id).map_or(0, |content| self.evict_content(id, content));
+        };
+        if self.pool.block(last).pins > 0 {
+            return 0;
+        }
         let children = self.prefix.children();
         let children_of = |block: BlockId| children.get(&self.prefix.number_of(block)).map_or(&[][..], Vec::as_slice);
         let mut doomed = vec![last];
@@ -129,7 +160,7 @@ impl KvCache {
         while let Some(parent) = self.prefix.parent_of(child) {
             let ids = self.prefix.content_key_of(parent).zip(self.prefix.content_key_of(child));
             let is_own = self.pool.block(parent).pins == 0
-                && self.prefix.stats_of(parent).hits == 0
+                && self.worth_of(parent).hits == 0
                 && children_of(parent).len() == 1
                 && ids.is_none_or(|(parent, child)| !self.host.has_other_child(&parent.id, &child.id));
             if !is_own {
@@ -140,7 +171,10 @@ impl KvCache {
         }
         self.forget_prefix(last, &before);
         doomed.append(&mut before);
-        doomed.iter().for_each(|block| self.forget(*block));
+        for block in &doomed {
+            self.worth.forget(self.prefix.hash_of(*block));
+            self.forget(*block);
+        }
         doomed.len() as u32
     }
 
@@ -152,29 +186,37 @@ impl KvCache {
         };
         let doomed: Vec<BlockId> = (1..self.config.num_blocks).map(BlockId).filter(is_doomed).collect();
         self.reset_host();
+        let pins = &self.pins;
+        self.worth.retain(|end| pins.iter().any(|pin| pin.id == end.hash));
         doomed.iter().for_each(|block| self.forget(*block));
         doomed.len() as u32
     }
 
-    /// Pinned prefixes first, then those with the most hits; at most `max`.
-    pub fn prefixes(&self, max: usize) -> Vec<PrefixView> {
+    /// Pinned prefixes first, then those with the most hits, as far as some tier has their last block (`is_outside`: kept
+    /// beyond host memory); at most `max`.
+    pub fn prefixes(&self, max: usize, is_outside: &dyn Fn(&ContentId) -> bool) -> Vec<PrefixView> {
         let anchor = self.config.groups.anchor();
         let last_of = |pin: &Pin| pin.table.block(pin.table.num_rows() - 1, anchor);
-        let mut pinned: Vec<BlockId> = self.pins.iter().map(last_of).collect();
-        let is_hit = |id: &BlockId| {
-            self.pool.block(*id).visibility == Visibility::Published && self.prefix.stats_of(*id).hits > 0
-        };
-        let mut others: Vec<BlockId> = (1..self.config.num_blocks).map(BlockId).filter(is_hit).collect();
-        others.retain(|block| !pinned.contains(block));
-        others.sort_by_key(|id| {
-            let stats = self.prefix.stats_of(*id);
-            (std::cmp::Reverse((stats.hits, stats.last_hit_step)), *id)
-        });
-        let num_pinned = pinned.len();
-        pinned.append(&mut others);
-        pinned.truncate(max);
-        let view = |(i, id): (usize, &BlockId)| self.prefix_view(*id, self.pins.get(i).filter(|_| i < num_pinned));
-        pinned.iter().enumerate().map(view).collect()
+        let mut views: Vec<PrefixView> =
+            self.pins.iter().take(max).map(|pin| self.pin_view(pin, last_of(pin))).collect();
+        let is_pinned = |end: &PrefixEnd| self.pins.iter().any(|pin| self.prefix.is_end(last_of(pin), end));
+        let mut others: Vec<&Remembered> = self.worth.all().collect();
+        others.sort_unstable_by_key(|known| (Reverse((known.stats.hits, known.stats.last_step)), known.end.hash));
+        let others = others.into_iter().filter(|known| !is_pinned(&known.end));
+        let placed = others.filter_map(|known| Some((known, self.place_of(&known.end, is_outside)?)));
+        views.extend(placed.take(max - views.len()).map(|(known, place)| view_of(known, place)));
+        views
+    }
+
+    fn place_of(&self, end: &PrefixEnd, is_outside: &dyn Fn(&ContentId) -> bool) -> Option<PrefixPlace> {
+        if self.prefix.block_of(end.hash).is_some_and(|block| self.prefix.is_end(block, end)) {
+            return Some(PrefixPlace::Pool);
+        }
+        let (id, _) = end.id?;
+        match self.host.holds(&id) {
+            true => Some(PrefixPlace::Host),
+            false => is_outside(&id).then_some(PrefixPlace::Outside),
+        }
     }
 
     /// Pinned prefixes as they would be pinned again.
@@ -260,7 +302,7 @@ impl KvCache {
     }
 
     /// This block is not found any more: an idle one is free, a held one stays with its tables.
-    fn forget(&mut self, block: BlockId) {
+    pub(super) fn forget(&mut self, block: BlockId) {
         self.prefix.forget(block);
         if self.pool.block(block).state == BlockState::CachedIdle {
             self.pool.drop_idle(block);
@@ -271,25 +313,29 @@ impl KvCache {
         }
     }
 
-    fn prefix_view(&self, last: BlockId, pin: Option<&Pin>) -> PrefixView {
-        let (stats, mut head) = (self.prefix.stats_of(last), Vec::new());
-        match pin {
-            Some(pin) => head.extend(pin.spec.tokens.iter().take(MAX_HEAD)),
-            None => {
-                head.extend(self.prefix.root_of(last).iter().flat_map(|r| self.prefix.tokens_of(*r)).take(MAX_HEAD))
-            }
-        }
-        PrefixView {
-            id: self.prefix.hash_of(last),
-            name: pin.and_then(|pin| pin.spec.name.clone()),
-            blocks: stats.depth,
-            hits: stats.hits,
-            hit_tokens: stats.hit_tokens,
-            last_hit_step: stats.last_hit_step,
-            is_pinned: pin.is_some(),
-            key: self.prefix.key_of(last),
-            head,
-        }
+    fn pin_view(&self, pin: &Pin, last: BlockId) -> PrefixView {
+        let head = pin.spec.tokens.iter().take(MAX_HEAD).copied().collect();
+        let known = Remembered { end: self.prefix.end_of(last), head, stats: self.worth_of(last) };
+        let name = pin.spec.name.clone();
+        PrefixView { name, is_pinned: true, ..view_of(&known, PrefixPlace::Pool) }
+    }
+}
+
+fn view_of(known: &Remembered, place: PrefixPlace) -> PrefixView {
+    let (end, stats) = (&known.end, known.stats);
+    PrefixView {
+        id: end.hash,
+        name: None,
+        blocks: end.depth,
+        hits: stats.hits,
+        hit_tokens: stats.hit_tokens,
+        host_hit_tokens: stats.host_tokens,
+        disk_hit_tokens: stats.disk_tokens,
+        last_hit_step: stats.last_step,
+        is_pinned: false,
+        place,
+        key: end.key,
+        head: known.head.to_vec(),
     }
 }
 
@@ -320,6 +366,10 @@ mod tests {
         (chain, table)
     }
 
+    fn prefixes(kv: &KvCache, max: usize) -> Vec<PrefixView> {
+        kv.prefixes(max, &|_| false)
+    }
+
     fn check(kv: &KvCache) {
         assert_eq!(kv.check_integrity(std::iter::empty()), Ok(()));
     }
@@ -340,7 +390,7 @@ mod tests {
         assert_eq!(kv.num_available(), 0, "the pressure is all there can be");
         kv.free(table);
         assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5], 4).num_blocks, 2);
-        let listed = kv.prefixes(10);
+        let listed = prefixes(&kv, 10);
         assert_eq!((listed[0].name.as_deref(), listed[0].blocks, listed[0].is_pinned), (Some("system"), 2, true));
         assert_eq!(listed[0].head, [1, 2, 3, 4]);
         assert_eq!(kv.evict_prefix(id), 0, "a pinned prefix is unpinned first");
@@ -360,7 +410,7 @@ mod tests {
         let (chain, table) = compute(&mut kv, 2, &[1, 2, 3, 4, 5]);
         kv.pin(spec(&[1, 2, 3, 4], "second"), &chain, table);
         check(&kv);
-        let names: Vec<_> = kv.prefixes(10).into_iter().filter_map(|prefix| prefix.name).collect();
+        let names: Vec<_> = prefixes(&kv, 10).into_iter().filter_map(|prefix| prefix.name).collect();
         assert_eq!((names, kv.num_pinned()), (vec!["second".to_string()], 2));
     }
 
@@ -374,9 +424,9 @@ mod tests {
         let (chain, table) = compute(&mut kv, 3, &[1, 2, 3, 4, 5, 6, 7]);
         kv.free(table);
         let by_hits: Vec<_> =
-            kv.prefixes(10).iter().map(|p| (p.blocks, p.hits, p.hit_tokens, p.head.clone())).collect();
+            prefixes(&kv, 10).iter().map(|p| (p.blocks, p.hits, p.hit_tokens, p.head.clone())).collect();
         assert_eq!(by_hits, [(2, 1, 4, vec![1, 2]), (1, 1, 2, vec![1, 2])]);
-        let id = kv.prefixes(10)[0].id;
+        let id = prefixes(&kv, 10)[0].id;
         assert_eq!(kv.evict_prefix(id), 2, "the second block and the third, which follows it");
         check(&kv);
         assert_eq!(kv.lookup(&chain, &[1, 2, 3, 4, 5, 6, 7], 6).num_blocks, 1);

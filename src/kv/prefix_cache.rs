@@ -15,6 +15,7 @@ mod grouped;
 mod names;
 
 use super::host_pool::ContentKey;
+use super::worth::PrefixEnd;
 use super::{KvConfig, KvGroups};
 use crate::ids::{BlockId, TokenId};
 use names::{MAX_NAMES, Name, Names};
@@ -141,6 +142,13 @@ impl PrefixChain {
     }
 }
 
+/// The id of the prefix that the whole blocks of these tokens make up, wherever it is kept; `None` when they fill none.
+pub fn prefix_id(key: CacheKey, block_size: u32, tokens: &[TokenId]) -> Option<u64> {
+    let mut chain = PrefixChain::new(key, block_size, u64::MAX);
+    chain.extend(tokens);
+    Some(chain.links.last()?.hash)
+}
+
 fn root_hash(key: CacheKey) -> u64 {
     xxh3_64_with_seed(bytemuck::cast_slice(&[key.salt, key.adapter]), 0)
 }
@@ -162,21 +170,12 @@ struct Publication {
     key: CacheKey,
     /// Tokens that can be found: all of a full block, those of a tail otherwise.
     len: u32,
-    stats: PrefixStats,
+    /// Blocks from the first token to this one.
+    depth: u32,
     /// The block of the first tokens, and its number while it held them.
     root: (BlockId, u64),
     /// Of the content and of its parent's, where identities are kept.
     id: Option<(ContentId, ContentId)>,
-}
-
-/// What a published block was worth as the end of a hit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PrefixStats {
-    /// Blocks from the first token to this one.
-    pub depth: u32,
-    pub hits: u64,
-    pub hit_tokens: u64,
-    pub last_hit_step: u64,
 }
 
 impl Publication {
@@ -399,12 +398,11 @@ impl PrefixCache {
             0 => (block, number),
             _ => self.block_of(parent_hash).map_or((block, ROOT), |parent| self.publications[parent.idx()].root),
         };
-        let stats = PrefixStats { depth: i as u32 + 1, ..PrefixStats::default() };
-        let (key, len) = (chain.key, tokens.len() as u32);
+        let (key, len, depth) = (chain.key, tokens.len() as u32, i as u32 + 1);
         // A tail has no identity: it does not leave the pool.
         let id = if tokens.len() == self.block_size { chain.id(i) } else { None };
         self.publications[block.idx()] =
-            Publication { number, parent_number, group, hash, parent_hash, key, len, stats, root, id };
+            Publication { number, parent_number, group, hash, parent_hash, key, len, depth, root, id };
         let at = block.idx() * self.block_size;
         self.tokens[at..at + tokens.len()].copy_from_slice(tokens);
         self.list_child(block);
@@ -448,16 +446,21 @@ impl PrefixCache {
         (publication.parent_number, publication.key, self.tokens_of(block)[0], publication.number)
     }
 
-    /// An admission's longest match ended in this block.
-    pub fn count_hit(&mut self, block: BlockId, tokens: u32, step: u64) {
-        let stats = &mut self.publications[block.idx()].stats;
-        stats.hits += 1;
-        stats.hit_tokens += u64::from(tokens);
-        stats.last_hit_step = step;
+    /// Blocks from the first token to this published one.
+    pub fn depth_of(&self, block: BlockId) -> u32 {
+        self.publications[block.idx()].depth
     }
 
-    pub fn stats_of(&self, block: BlockId) -> PrefixStats {
-        self.publications[block.idx()].stats
+    /// The prefix that ends in this published block, as it is remembered.
+    pub fn end_of(&self, block: BlockId) -> PrefixEnd {
+        let Publication { hash, key, depth, id, .. } = self.publications[block.idx()];
+        PrefixEnd { hash, key, depth, tokens: self.tokens_of(block).into(), id }
+    }
+
+    /// True when this published block is that end.
+    pub fn is_end(&self, block: BlockId, end: &PrefixEnd) -> bool {
+        let Publication { hash, key, depth, id, .. } = self.publications[block.idx()];
+        (hash, key, depth, id) == (end.hash, end.key, end.depth, end.id) && *self.tokens_of(block) == *end.tokens
     }
 
     pub fn number_of(&self, block: BlockId) -> u64 {

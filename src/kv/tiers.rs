@@ -175,11 +175,10 @@ impl KvCache {
             ..PrefixHit::default()
         };
         let computed = self.restorable(hit, swapped.as_ref());
-        for &host in &hosts {
-            let from_disk = self.host.touch(host);
-            self.pool.header.disk_hit_tokens += if from_disk { u64::from(size) } else { 0 };
-        }
+        let num_from_disk = hosts.iter().filter(|host| self.host.touch(**host)).count() as u32;
+        self.note_host_hit(table, &hosts, num_from_disk);
         let hit_tokens = u64::from(size) * hosts.len() as u64;
+        self.pool.header.disk_hit_tokens += u64::from(num_from_disk * size);
         self.pool.header.hit_tokens += hit_tokens;
         self.pool.header.host_hit_tokens += hit_tokens;
         let held: Vec<HostSlot> = match &swapped {
@@ -355,7 +354,8 @@ impl KvCache {
             self.forgotten.extend(last.iter().map(|id| (*id, true)));
             self.forgotten.extend(before.iter().map(|id| (*id, false)));
         }
-        for host in self.host.drop_cached(last.into_iter().collect()) {
+        for (host, hash) in self.host.drop_cached(last.into_iter().collect()) {
+            self.worth.forget(hash);
             self.events.push(BlockEvent::HostFree { host });
         }
         for host in before.iter().filter_map(|id| self.host.forget(id)).collect::<Vec<_>>() {

@@ -12,7 +12,7 @@ use super::files::read_json_object;
 use super::gguf::GgufFile;
 use super::gguf_types::file_type_label;
 use super::location::{Location, locate, open_parts};
-use super::packed::{self, Packed, Scheme};
+use super::packed::{self, Mxfp4, Packed, Scheme};
 use super::quant::{QuantError, dequantize, first_non_finite_block};
 use super::safetensors::SafetensorsSet;
 use super::sidecar::{self, GenerationDefaults, NamedTemplate};
@@ -195,6 +195,7 @@ impl Model {
         let at = |fault: Fault| fault.in_tensor(&name).at(file);
         let (bytes, order) = match data {
             Data::Plain(bytes) => (source.cut(dtype, bytes, &shape).map_err(at)?, None),
+            Data::Mxfp4(matrix) => (Cow::Owned(matrix.bytes()), None),
             Data::Packed(packed) => {
                 let bytes = packed.bytes();
                 let cut = source.cut(dtype, &bytes, &shape).map_err(at)?.into_owned();
@@ -224,6 +225,12 @@ impl Model {
             let dtype = packed.dtype;
             return Ok(Some(Located { source, dtype, shape, file, data: Data::Packed(packed) }));
         }
+        if let Store::Folder { weights, scheme: Some(Scheme::Mxfp4), .. } = &self.store
+            && let Some(matrix) = packed::find_mxfp4(weights, &source, &shape)?
+        {
+            let (dtype, file) = (DType::MXFP4, matrix.file);
+            return Ok(Some(Located { source, dtype, shape, file, data: Data::Mxfp4(matrix) }));
+        }
         let Some(tensor) = self.store.find(&name) else {
             return Err(ModelError::malformed(&self.info.path, format!("tensor {name} is missing")));
         };
@@ -249,7 +256,7 @@ impl Model {
     fn check_scheme(&self, config_path: &Path) -> Result<(), ModelError> {
         let Store::Folder { scheme: Some(scheme), .. } = &self.store else { return Ok(()) };
         for role in self.spec.roles().filter(|role| !role.is_vector()) {
-            if let Some(Located { data: Data::Packed(_), .. }) = self.locate_role(role)? {
+            if let Some(Located { data: Data::Packed(_) | Data::Mxfp4(_), .. }) = self.locate_role(role)? {
                 return Ok(());
             }
         }
@@ -301,7 +308,14 @@ impl Model {
 
     pub(super) fn source(&self, role: WeightRole) -> Source {
         match &self.store {
-            Store::Gguf(_) => (self.family.gguf_tensor)(&self.spec, role),
+            Store::Gguf(_) => {
+                let source = (self.family.gguf_tensor)(&self.spec, role);
+                let is_missing = |source: &Source| self.store.find(&source.name).is_none();
+                match arch::older_gguf(&self.spec, role).filter(|_| is_missing(&source)) {
+                    Some(older) if !is_missing(&older) => older,
+                    _ => source,
+                }
+            }
             Store::Folder { .. } => (self.family.hf_tensor)(&self.spec, role),
         }
     }
@@ -431,6 +445,7 @@ struct Located<'a> {
 enum Data<'a> {
     Plain(&'a [u8]),
     Packed(Packed<'a>),
+    Mxfp4(Mxfp4<'a>),
 }
 
 /// A tensor without its bytes.

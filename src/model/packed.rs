@@ -1,4 +1,4 @@
-//! Quantised checkpoints in folders: GPTQ, AWQ, compressed-tensors, FP8 and MLX.
+//! Quantised checkpoints in folders: GPTQ, AWQ, compressed-tensors, FP8, MLX, and gpt-oss's experts in MXFP4.
 //!
 //! [`Scheme::read`] takes the method from `config.json`; [`find`] recognises the tensors that make up one matrix, checks
 //! their shapes, and says as which [`DType`] it is handed out. [`Packed::bytes`] then writes its rows. Number of bits and
@@ -8,10 +8,11 @@
 //! activations (GPTQ's `g_idx`) columns are sorted by group and [`Packed::order`] tells which input each belongs to. Where
 //! rows do not fill groups of 32, the matrix is handed out as f32. Formats: the writers' own readmes; E4M3 is OCP's.
 //!
-//! Not attempted: Marlin and GEMV orders of the same numbers, 4-bit floats, sparsity.
+//! Not attempted: Marlin and GEMV orders of the same numbers, 4-bit floats elsewhere, sparsity.
 
 mod codes;
 mod find;
+mod mxfp4;
 
 use super::dtype::DType;
 use super::error::Fault;
@@ -19,6 +20,7 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 pub use find::{expected_tensor, find};
+pub use mxfp4::{Mxfp4, find as find_mxfp4};
 
 /// How a folder's matrices are quantised.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +41,8 @@ pub enum Scheme {
     Mlx {
         bits: u64,
     },
+    /// Experts in 4-bit floats, all else plain.
+    Mxfp4,
 }
 
 impl Scheme {
@@ -87,6 +91,7 @@ impl Scheme {
                 let side = |i: usize| block.and_then(|b| b.get(i)).and_then(Value::as_u64).filter(|n| *n > 0);
                 Ok(Scheme::Fp8 { block: (side(0).unwrap_or(128), side(1).unwrap_or(128)) })
             }
+            Some("mxfp4") => Ok(Scheme::Mxfp4),
             None if config.contains_key("group_size") => match (number("bits"), text("mode").unwrap_or("affine")) {
                 (Some(bits @ (2 | 3 | 4 | 5 | 6 | 8)), "affine") => Ok(Scheme::Mlx { bits }),
                 (_, mode) if mode != "affine" => refuse(format!("MLX quantisation mode `{mode}`")),
@@ -104,6 +109,7 @@ impl Scheme {
             Scheme::Compressed { format } => format!("compressed-tensors {format}"),
             Scheme::Fp8 { .. } => "FP8".into(),
             Scheme::Mlx { bits } => format!("MLX {bits} bit"),
+            Scheme::Mxfp4 => "MXFP4".into(),
         }
     }
 

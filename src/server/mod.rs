@@ -31,6 +31,7 @@ mod observe;
 mod openapi;
 pub mod options;
 mod parse;
+mod prefixes;
 mod prepare;
 mod prompt;
 mod reasoning;

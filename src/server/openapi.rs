@@ -242,7 +242,7 @@ fn meaning(status: u16) -> &'static str {
         400 => "A field is wrong: the error names it",
         401 => "No key, or one that is not known",
         403 => "This host name is not served",
-        404 => "There is no such model or response",
+        404 => "There is no such model, response or prefix",
         408 => "The body did not come in time",
         413 => "The body is too large",
         415 => "The body is not JSON, or holds media that the model does not read",

@@ -195,7 +195,7 @@ pub fn truncate(keep: Option<i64>, room: u32, prompt: &mut Vec<TokenId>) -> ApiR
 }
 
 /// Salts are secrets: what the engine records is a digest.
-fn salt(text: &str) -> u64 {
+pub fn salt(text: &str) -> u64 {
     let digest = Sha256::digest(text.as_bytes());
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }

@@ -9,6 +9,7 @@ use super::inference::{GenerateFields, GenerateResponse, ModelConfig, ModelEntry
 use super::models::{ModelCard, ModelList};
 use super::observe::{EngineState, StepEvent, StepsQuery};
 use super::openapi::{Endpoint, OpenApiDocument};
+use super::prefixes::{ChangedPrefix, EvictedPrefix, KeepFields, PinFields, PinnedPrefix, PrefixList};
 use super::structured::StructuredFields;
 use super::tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeFields, TokenizeResponse};
 use super::tools::ToolFields;
@@ -18,8 +19,8 @@ use super::wire::messages::{Message, MessageCount, MessagesEvent, MessagesFields
 use super::wire::responses::{DeletedResponse, NumberedEvent, ResponseObject, ResponsesFields};
 use super::wire::{RenderedPrompt, SamplingFields};
 use super::{
-    chat, completions, embeddings, guard, health, infer, inference, messages, models, observe, openapi, responses,
-    tokens,
+    chat, completions, embeddings, guard, health, infer, inference, messages, models, observe, openapi, prefixes,
+    responses, tokens,
 };
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -163,6 +164,20 @@ fn of_operators() -> Vec<Endpoint> {
         Endpoint::get("/kvasir/v1/steps", "The stream of step records", observe::steps)
             .query::<StepsQuery>()
             .streams::<StepEvent>(),
+        Endpoint::get("/kvasir/v1/prefixes", "Prefixes that the cache knows", prefixes::list)
+            .answers::<PrefixList>()
+            .refuses(&[503]),
+        Endpoint::post("/kvasir/v1/prefixes", "Computes a prefix ahead and keeps it", prefixes::pin)
+            .takes::<PinFields>()
+            .answers::<PinnedPrefix>()
+            .runs(),
+        Endpoint::post("/kvasir/v1/prefixes/{id}", "Keeps a known prefix, names it or lets it go", prefixes::change)
+            .takes::<KeepFields>()
+            .answers::<ChangedPrefix>()
+            .runs(),
+        Endpoint::delete("/kvasir/v1/prefixes/{id}", "Evicts a prefix", prefixes::evict)
+            .answers::<EvictedPrefix>()
+            .refuses(&[503]),
         Endpoint::post("/reset_prefix_cache", "Forgets prefixes that are not pinned", health::reset_prefix_cache)
             .refuses(&[503]),
         Endpoint::post("/abort_requests", "Aborts requests by name, or all", health::abort_requests)

@@ -44,7 +44,7 @@ impl Prefixes {
         if world.prefix_percent == 0 || !rng.percent(world.prefix_percent) {
             return;
         }
-        let prefixes = scheduler.kv().prefixes(16);
+        let prefixes = scheduler.kv().prefixes(16, &|_| false);
         let prefix = prefixes.get(rng.range(0, 15) as usize);
         let prefix = prefix.or(prefixes.first());
         match (rng.range(0, 9), prefix) {
@@ -88,13 +88,13 @@ impl Prefixes {
 
     /// All requests ended: the pins alone hold blocks, and once they let go nobody does.
     pub fn check_end(&self, scheduler: &mut Scheduler, stats: &mut WorldStats) -> Result<(), String> {
-        let prefixes = scheduler.kv().prefixes(usize::MAX);
+        let prefixes = scheduler.kv().prefixes(usize::MAX, &|_| false);
         stats.pinned_hits += prefixes.iter().filter(|prefix| prefix.is_pinned).map(|prefix| prefix.hits).sum::<u64>();
         let counts = scheduler.kv().counts();
         if counts.free + counts.cached_idle + counts.pinned != counts.total {
             return Err(format!("invariant 18: all requests ended, but more than pins hold blocks: {counts:?}"));
         }
-        while let Some(prefix) = scheduler.kv().prefixes(1).first().filter(|prefix| prefix.is_pinned) {
+        while let Some(prefix) = scheduler.kv().prefixes(1, &|_| false).first().filter(|prefix| prefix.is_pinned) {
             if !scheduler.unpin(prefix.id) {
                 return Err(format!("prefix {} is pinned, but cannot be let go", prefix.id));
             }

@@ -261,8 +261,14 @@ pub struct PrefixInfo {
     /// Admissions that found it, and the tokens they were spared.
     pub hits: u64,
     pub hit_tokens: u64,
+    /// Of these tokens: in host memory, on disk.
+    #[serde(default)]
+    pub host_hit_tokens: u64,
+    #[serde(default)]
+    pub disk_hit_tokens: u64,
     pub last_hit_step: u64,
     pub pinned: bool,
+    /// Where its last block is.
     pub tier: Tier,
     pub cache_salt: u64,
     pub adapter: u64,

@@ -6,6 +6,7 @@ mod beam;
 mod canary;
 mod cli;
 mod fuzz;
+mod gguf_forms;
 mod golden;
 mod kernels;
 mod layers;

@@ -275,3 +275,79 @@ fn unknown_methods_and_missing_tensors_are_named() {
     }
     assert_eq!(read_json(&dir.write().path().join("config.json"))["vocab_size"], 32);
 }
+
+/// The fixture of gpt-oss with its experts in 4-bit floats as published, and with the same numbers as plain floats.
+fn mxfp4_and_plain() -> [tempfile::TempDir; 2] {
+    let from = crate::support::core_fixtures().join("families/gpt_oss");
+    let config = read_json(&from.join("config.json"));
+    let bytes = std::fs::read(from.join("model.safetensors")).expect("readable");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a checkpoint");
+    const LEVELS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let (mut packed, mut plain) = (Vec::new(), Vec::new());
+    for (name, tensor) in file.tensors() {
+        let (dtype, shape, data) = (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
+        if !name.ends_with("experts.gate_up_proj") && !name.ends_with("experts.down_proj") {
+            packed.push((name.clone(), dtype, shape.clone(), data.clone()));
+            plain.push((name, dtype, shape, data));
+            continue;
+        }
+        // Stored `[experts, inputs, rows]`; in 4 bits `[experts, rows, inputs / 32, 16]`.
+        let [experts, k, rows] = shape[..] else { panic!("{name}: {shape:?}") };
+        let (mut blocks, mut scales) = (Vec::new(), Vec::new());
+        let mut floats = vec![0f32; experts * k * rows];
+        for e in 0..experts {
+            for row in 0..rows {
+                for group in 0..k / 32 {
+                    let exponent = 118 + ((e + row + group) % 5) as u8;
+                    scales.push(exponent);
+                    for byte in 0..16 {
+                        let codes = [0, 1].map(|i| ((row * 7 + e * 3 + (2 * byte + i) * 5 + group) % 16) as u8);
+                        blocks.push(codes[0] | codes[1] << 4);
+                        for (i, code) in codes.into_iter().enumerate() {
+                            let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+                            let value = sign * LEVELS[usize::from(code & 7)] * 2f32.powi(i32::from(exponent) - 127);
+                            floats[(e * k + group * 32 + 2 * byte + i) * rows + row] = value;
+                        }
+                    }
+                }
+            }
+        }
+        packed.push((format!("{name}_blocks"), Dtype::U8, vec![experts, rows, k / 32, 16], blocks));
+        packed.push((format!("{name}_scales"), Dtype::U8, vec![experts, rows, k / 32], scales));
+        plain.push((name, Dtype::F32, shape, le(&floats)));
+    }
+    let quantization = json!({ "quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens"] });
+    let packed = Folder { config: with(&config, quantization), tensors: packed, matrices: Vec::new() };
+    [packed, Folder { config, tensors: plain, matrices: Vec::new() }].map(|folder| folder.write())
+}
+
+fn with(config: &Value, quantization: Value) -> Value {
+    let mut config = config.clone();
+    config["quantization_config"] = quantization;
+    config
+}
+
+#[test]
+fn experts_in_4_bit_floats_are_the_numbers_that_they_stand_for() {
+    let dirs = mxfp4_and_plain();
+    let [packed, plain] = [&dirs[0], &dirs[1]].map(|dir| open(dir.path()));
+    packed.verify_finite().expect("finite");
+    assert_eq!((packed.spec(), packed.info().quant.as_str()), (plain.spec(), "MXFP4"));
+    let mut num_packed = 0;
+    for role in plain.spec().roles() {
+        assert!(floats(&packed, role) == floats(&plain, role), "{role:?}");
+        let form = packed.weight_form(role).expect("legal").expect("there");
+        num_packed += usize::from(form.dtype == DType::MXFP4);
+        assert_eq!(form.dtype == DType::MXFP4, matches!(role, WeightRole::Expert(..)) && !role.is_vector(), "{role:?}");
+    }
+    assert_eq!(num_packed, 2 * 4 * 3);
+}
+
+#[test]
+fn a_folder_that_says_mxfp4_and_has_none_is_refused() {
+    let dirs = mxfp4_and_plain();
+    let config = std::fs::read(dirs[0].path().join("config.json")).expect("readable");
+    std::fs::write(dirs[1].path().join("config.json"), config).expect("written");
+    let refusal = Model::open(dirs[1].path()).expect_err("refused").to_string();
+    assert!(refusal.contains("gate_up_proj_blocks is missing"), "{refusal}");
+}

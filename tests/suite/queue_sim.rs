@@ -297,7 +297,7 @@ fn a_pinned_prefix_is_computed_at_once_and_outlives_any_pressure() {
     engine.add(9, &[prompt(18, 0), prompt(3, 9)].concat(), 2);
     engine.run_to_end();
     assert_eq!(engine.ended[&9].usage.cached_tokens, 16);
-    let listed = engine.scheduler.kv().prefixes(64);
+    let listed = engine.scheduler.kv().prefixes(64, &|_| false);
     assert_eq!((listed[0].name.as_deref(), listed[0].hits, listed[0].hit_tokens), (Some("pin 1"), 1, 16));
     assert!(engine.scheduler.unpin(listed[0].id));
     engine.run_to_end();
@@ -328,7 +328,7 @@ fn a_pin_under_way_counts_what_a_shorter_one_lets_go() {
     pin(&mut engine, 1, &prompt(12, 0)).expect("three blocks");
     engine.run_to_end();
     pin(&mut engine, 2, &prompt(16, 0)).expect("one block more");
-    let first = engine.scheduler.kv().prefixes(1)[0].id;
+    let first = engine.scheduler.kv().prefixes(1, &|_| false)[0].id;
     assert!(engine.scheduler.unpin(first));
     let refused = engine.try_add(3, &prompt(60, 3), StopRules::max_tokens(8));
     assert_eq!(refused, Err(RunError::NeverFits { needed: 17, total: 16 }));

@@ -9,7 +9,7 @@ use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
     attention, attention_work, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write, logit_cap,
-    matmul, mlp, norm, quantise, rope_kv_write, route, sample, step_meta, variants,
+    matmul, measure, mlp, norm, quantise, rope_kv_write, route, sample, step_meta, variants,
 };
 
 struct Variant {
@@ -148,6 +148,7 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("route", mirror!(route::Params: num_experts num_active stride num_groups num_active_groups scale)),
         ("expert_pairs", mirror!(expert_pairs::Params: num_experts num_active columns slots)),
         ("combine", mirror!(combine::Params: num_active stride scale logits_stride mix_at)),
+        ("peak", mirror!(measure::peaks::Params: rounds factor)),
         ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])
 }

@@ -26,8 +26,8 @@ pub fn carry_out(core: &mut AppCore, command: PrefixCommand) {
             let run = core.engine.keep_prefix(id, Some(name).filter(|n| !n.is_empty()), owner(&label, id));
             hold(core, run, label);
         }
-        PrefixCommand::Unpin { id } => core.engine.unpin_prefix(id),
-        PrefixCommand::Evict { id } => core.engine.evict_prefix(id),
+        PrefixCommand::Unpin { id } => drop(core.engine.unpin_prefix(id)),
+        PrefixCommand::Evict { id } => drop(core.engine.evict_prefix(id)),
         PrefixCommand::Reset => core.engine.reset_prefix_cache(),
     }
 }

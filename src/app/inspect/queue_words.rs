@@ -118,7 +118,12 @@ pub fn prefix_facts(prefix: &PrefixInfo, step: u64) -> String {
     ];
     if prefix.hits > 0 {
         let hits = format::counted(prefix.hits, "hit");
-        parts.push(format!("{hits} spared {}", format::counted(prefix.hit_tokens, "token")));
+        let (host, disk) = (prefix.host_hit_tokens, prefix.disk_hit_tokens);
+        let elsewhere = [(host, Tier::Host), (disk, Tier::Disk)].into_iter().filter(|(tokens, _)| *tokens > 0);
+        let elsewhere: Vec<String> =
+            elsewhere.map(|(tokens, tier)| format!("{} from {}", format::count(tokens), tier_words(tier).0)).collect();
+        let elsewhere = if elsewhere.is_empty() { String::new() } else { format!(" ({})", elsewhere.join(", ")) };
+        parts.push(format!("{hits} spared {}{elsewhere}", format::counted(prefix.hit_tokens, "token")));
         parts.push(format!("last {}", super::words::steps_ago(step.saturating_sub(prefix.last_hit_step))));
     } else {
         parts.push("no hit yet".to_owned());
@@ -240,6 +245,8 @@ mod tests {
             blocks: 6,
             hits: 12,
             hit_tokens: 1_152,
+            host_hit_tokens: 0,
+            disk_hit_tokens: 0,
             last_hit_step: 7,
             pinned: false,
             tier: Tier::Host,
@@ -248,6 +255,9 @@ mod tests {
             head: Vec::new(),
         };
         let facts = "96 tokens · 6 blocks · host memory · 12 hits spared 1,152 tokens · last 3 steps ago";
+        assert_eq!(prefix_facts(&prefix, 10), facts);
+        (prefix.host_hit_tokens, prefix.disk_hit_tokens) = (1_056, 96);
+        let facts = facts.replace("tokens · last", "tokens (1,056 from host memory, 96 from disk) · last");
         assert_eq!(prefix_facts(&prefix, 10), facts);
         prefix.hits = 0;
         assert_eq!(prefix_facts(&prefix, 10), "96 tokens · 6 blocks · host memory · no hit yet");

@@ -131,7 +131,17 @@ fn in_turns<T, E>(candidates: &[T], mut us: impl FnMut(&T) -> Result<f64, E>) ->
 fn attention(gpu: &Gpu, rows: u32, context: u32, budget: Duration) -> Result<(f64, f64), CliError> {
     let shape =
         Shape { num_heads: 9, num_kv_heads: 3, head_dim: 64, kv: KvFormat::F16, softcap: None, has_sinks: false };
-    let case = |split| Case { shape, rows, context, shared: 0, split, share: Take::Never, parallel: 2 };
+    let case = |split| Case {
+        shape,
+        rows,
+        context,
+        shared: 0,
+        split,
+        share: Take::Never,
+        parallel: 2,
+        block_size: 16,
+        is_contiguous: false,
+    };
     let us = in_turns(&[(false, Take::Never), (false, Take::Always), (true, Take::Never)], |&(is_free, split)| {
         let measure = if is_free { measure::attention::with_one_range } else { measure::attention::attention };
         measure(gpu, &case(split), budget).map(|m| m.us)

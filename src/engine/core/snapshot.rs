@@ -1,6 +1,7 @@
 //! The latest state, copied out for readers.
 
 use super::EngineCore;
+use crate::engine::prefetch::Prefetch;
 use crate::engine::record;
 use crate::ids::RequestId;
 use crate::telemetry::{EngineSnapshot, RequestInfo, WaitReason};
@@ -28,7 +29,7 @@ impl EngineCore {
             host: record::host(self.scheduler.kv()),
             watermark_blocks: config.watermark_blocks,
             queue: record::queue(&self.scheduler, self.binding, &requests),
-            prefixes: record::prefixes(self.scheduler.kv()),
+            prefixes: record::prefixes(self.scheduler.kv(), self.prefetch.as_ref().map(Prefetch::tier)),
             requests,
             max_num_seqs: config.max_num_seqs,
             max_tokens_per_step: config.max_tokens_per_step,

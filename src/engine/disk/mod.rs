@@ -1,30 +1,37 @@
 //! The disk tier of the prefix cache: blocks as files that outlive the process.
 //!
-//! Guarantees: files are written and read by a thread of their own; a file appears under its name only when it is whole
-//! (written beside it, then renamed); a file that is damaged, cut short, foreign or not what its name says is refused by
-//! name in the log and never read as content; the folder stays within its limit, the files used longest ago going first;
-//! what is to be forgotten is not read again, also what waits to be written.
+//! Guarantees: files are written and read by a thread of their own; a file appears under its name only when it is whole;
+//! a file that is damaged, cut short, foreign or not what its name says is never read as content: it is removed, by name
+//! in the log, and its content may be written again; the folder stays within its limit, also when several processes
+//! write to it, the files used longest ago going first (as far as this process knows: of what another reads it learns at
+//! the next start); what is to be forgotten is not read again, also what waits to be written; while nothing can be
+//! written, that is said once and tried again now and then.
 //! It does not decide what is worth keeping: the cache does.
 
 mod file;
+mod folder;
+mod index;
 
 pub use file::{FileFault, Format};
 
 use crate::kv::{CachedContent, ContentId};
+use folder::{Folder, Held, Stamp, hex};
+use index::{Index, lock};
 use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::path::{Path, PathBuf};
+use std::collections::{HashSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Jobs that wait for the thread at most.
 const MAX_JOBS: usize = 4096;
 /// Bytes that wait to be written at most; what comes beyond is not kept.
 const MAX_QUEUED_BYTES: u64 = 256 << 20;
-const EXTENSION: &str = "kv";
+/// How often a thread without jobs looks at what others did to the folder.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where files go, and how much they may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +51,14 @@ pub struct FolderFault {
 /// Contents that were asked for, as far as they could be read, in order.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The number under which they were asked for.
+    /// The number under which they were asked for; [`Fetched::NEWS`] when nobody asked.
     pub ticket: u64,
     pub blocks: Vec<(CachedContent, Vec<u8>)>,
+}
+
+impl Fetched {
+    /// Other files are there than before, or may be written again.
+    pub const NEWS: u64 = u64::MAX;
 }
 
 /// What is to go.
@@ -85,20 +97,11 @@ pub struct DiskTier {
     worker: Option<Worker>,
 }
 
-/// Which files there are.
-#[derive(Debug, Default)]
-struct Index {
-    /// Content and order of its last use.
-    uses: HashMap<ContentId, u64>,
-    by_use: BTreeSet<(u64, ContentId)>,
-    last_use: u64,
-    /// Contents that were given to be kept, or found at the start.
-    offered: HashSet<ContentId>,
-}
-
 #[derive(Debug)]
 struct Worker {
-    folder: PathBuf,
+    folder: Folder,
+    /// Of the folder, when the index was last made to agree with it.
+    seen: Cell<Stamp>,
     format: Format,
     max_files: u64,
     index: Arc<Mutex<Index>>,
@@ -109,39 +112,21 @@ struct Worker {
 impl DiskTier {
     /// Looks at what the folder holds for this format; makes it where it is not there.
     pub fn open(config: &DiskConfig, format: Format) -> Result<DiskTier, FolderFault> {
-        let folder = config.dir.join(hex(&format.identity[..12])).join(format!("{}", format.block_size));
-        let fault = |e: std::io::Error| FolderFault { path: folder.clone(), message: e.to_string() };
-        std::fs::create_dir_all(&folder).map_err(fault)?;
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(&folder).map_err(fault)? {
-            let entry = entry.map_err(fault)?;
-            let (path, meta) = (entry.path(), entry.metadata().map_err(fault)?);
-            match id_of(&path) {
-                Some(id) => {
-                    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-                    found.push((modified.unwrap_or_default(), id));
-                }
-                // A file that a process did not live to finish.
-                None if path.extension().is_some_and(|x| x == "part") => drop(std::fs::remove_file(&path)),
-                None => {}
-            }
-        }
-        found.sort_unstable();
-        let mut index = Index::default();
-        found.iter().for_each(|(_, id)| index.touch(*id));
-        let index = Arc::new(Mutex::new(index));
+        let path = config.dir.join(hex(&format.identity[..12])).join(format!("{}", format.block_size));
+        let index = Arc::new(Mutex::new(Index::default()));
         let queued_bytes = Arc::new(AtomicU64::new(0));
-        let max_files = config.max_bytes / format.file_bytes();
-        lock(&index).offered = found.into_iter().map(|(_, id)| id).collect();
         let forgets = Forgets::default();
         let worker = Worker {
-            folder,
+            folder: Folder::new(path.clone(), format.file_bytes()),
+            seen: Cell::default(),
             format,
-            max_files,
+            max_files: config.max_bytes / format.file_bytes(),
             index: index.clone(),
             queued_bytes: queued_bytes.clone(),
             forgets: forgets.clone(),
         };
+        let made = std::fs::create_dir_all(&path).and_then(|()| worker.change(|_| Ok(())));
+        made.map_err(|e| FolderFault { path, message: e.to_string() })?;
         let num_jobs = Cell::new(0);
         Ok(DiskTier { index, jobs: None, thread: None, queued_bytes, num_jobs, forgets, worker: Some(worker) })
     }
@@ -149,7 +134,7 @@ impl DiskTier {
     /// Starts the thread; `deliver` gets what it reads.
     pub fn start(&mut self, deliver: impl Fn(Fetched) + Send + 'static) -> Result<(), FolderFault> {
         let Some(worker) = self.worker.take() else { return Ok(()) };
-        let path = worker.folder.clone();
+        let path = worker.folder.path().to_path_buf();
         let (jobs, queue) = sync_channel(MAX_JOBS);
         let thread = std::thread::Builder::new().name("prefix cache".into());
         let thread = thread.spawn(move || worker.run(&queue, &deliver));
@@ -160,7 +145,7 @@ impl DiskTier {
 
     /// Files there are.
     pub fn len(&self) -> u64 {
-        lock(&self.index).uses.len() as u64
+        lock(&self.index).len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -169,30 +154,31 @@ impl DiskTier {
 
     /// True when there is a file of this content.
     pub fn has(&self, id: &ContentId) -> bool {
-        lock(&self.index).uses.contains_key(id)
+        lock(&self.index).has(id)
     }
 
     /// True when this content was given to be kept before, or was there from the start.
     pub fn was_offered(&self, id: &ContentId) -> bool {
-        lock(&self.index).offered.contains(id)
+        lock(&self.index).was_offered(id)
     }
 
-    /// Keeps a content, soon. False when too much waits to be written already.
+    /// Keeps a content, soon. False when too much waits to be written already, or nothing can be written at present.
     pub fn keep(&mut self, content: CachedContent, bytes: &[u8]) -> bool {
         if self.has(&content.id) {
             return true;
         }
         let len = bytes.len() as u64;
-        if self.queued_bytes.load(Ordering::Relaxed) + len > MAX_QUEUED_BYTES {
+        let is_full = self.queued_bytes.load(Ordering::Relaxed) + len > MAX_QUEUED_BYTES;
+        if is_full || lock(&self.index).is_failing(Instant::now()) {
             return false;
         }
         let id = content.id;
         self.queued_bytes.fetch_add(len, Ordering::Relaxed);
-        lock(&self.index).offered.insert(id);
+        lock(&self.index).offer(id);
         let is_taken = self.give(Job::Write(content, bytes.to_vec()));
         if !is_taken {
             self.queued_bytes.fetch_sub(len, Ordering::Relaxed);
-            lock(&self.index).offered.remove(&id);
+            lock(&self.index).withdraw(&id);
         }
         is_taken
     }
@@ -245,59 +231,99 @@ impl Drop for DiskTier {
 impl Worker {
     fn run(&self, queue: &Receiver<Job>, deliver: &(impl Fn(Fetched) + ?Sized)) {
         let mut num_done = 0;
-        while let Ok(job) = queue.recv() {
+        let mut told = lock(&self.index).len();
+        loop {
+            let job = match queue.recv_timeout(LOOK_INTERVAL) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.look_around();
+                    let may_write_again = lock(&self.index).is_to_be_tried(Instant::now());
+                    let len = lock(&self.index).len();
+                    if may_write_again || std::mem::replace(&mut told, len) != len {
+                        deliver(Fetched { ticket: Fetched::NEWS, blocks: Vec::new() });
+                    }
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             self.forget_what_is_due(num_done);
             num_done += 1;
             match job {
                 Job::Look => {}
                 Job::Write(content, bytes) => {
                     self.queued_bytes.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
-                    if let Err(error) = self.write(&content, &bytes) {
-                        tracing::warn!(
-                            "the prefix cache could not write {}: {error}",
-                            self.path(&content.id).display()
-                        );
-                    }
+                    self.keep(&content, &bytes);
                 }
-                Job::Read { ticket, ids } => {
-                    // The blocks of a prefix: what follows a missing one is of no use.
-                    let blocks = ids.iter().map_while(|id| self.read(id)).collect();
-                    deliver(Fetched { ticket, blocks });
-                }
+                Job::Read { ticket, ids } => deliver(Fetched { ticket, blocks: self.read_all(&ids) }),
                 Job::Flush(done) => drop(done.try_send(())),
             }
         }
         self.forget_what_is_due(num_done);
     }
 
+    /// Learns what others did to the folder.
+    fn look_around(&self) {
+        if self.folder.stamp() != self.seen.get()
+            && let Err(error) = self.change(|_| Ok(()))
+        {
+            tracing::debug!("the prefix cache cannot look at {}: {error}", self.folder.path().display());
+        }
+    }
+
+    /// Changes the folder: alone, and knowing what is there.
+    fn change<T>(&self, what: impl FnOnce(&Held) -> std::io::Result<T>) -> std::io::Result<T> {
+        let mut held = self.folder.lock()?;
+        if held.stamp() != self.seen.get() {
+            self.catch_up(&held)?;
+        }
+        let result = what(&held);
+        self.seen.set(held.changed()?);
+        result
+    }
+
+    fn catch_up(&self, held: &Held) -> std::io::Result<()> {
+        let known = lock(&self.index).known();
+        let listing = held.list(|id| known.contains(id))?;
+        lock(&self.index).agree_with(&listing);
+        if let Some(first) = listing.damaged.first() {
+            let more = match listing.damaged.len() {
+                1 => String::new(),
+                n => format!(" and {} more", n - 1),
+            };
+            let path = self.folder.path_of(first);
+            tracing::warn!("the prefix cache removed {}{more}: not of a block's size", path.display());
+        }
+        held.clean(&listing)
+    }
+
     fn forget_what_is_due(&self, num_done: u64) {
         loop {
             let due = lock(&self.forgets).pop_front_if(|(after, _)| *after <= num_done);
             let Some((_, forget)) = due else { return };
-            for id in self.doomed(&forget) {
+            self.look_around();
+            let doomed = self.doomed(&forget);
+            let files: Vec<ContentId> = {
                 let mut index = lock(&self.index);
-                let had_file = index.uses.contains_key(&id);
-                index.forget(&id);
-                index.offered.remove(&id);
-                drop(index);
-                if had_file && let Err(error) = std::fs::remove_file(self.path(&id)) {
-                    tracing::warn!("the prefix cache could not remove {}: {error}", self.path(&id).display());
-                }
+                doomed.into_iter().filter(|id| index.withdraw(id)).collect()
+            };
+            if files.is_empty() {
+                continue;
+            }
+            if let Err(error) = self.change(|held| files.iter().try_for_each(|id| held.remove(id))) {
+                let path = self.folder.path().display();
+                tracing::warn!("the prefix cache could not remove what was evicted from {path}: {error}");
             }
         }
     }
 
     /// What there is of the contents to be forgotten.
     fn doomed(&self, forget: &Forget) -> HashSet<ContentId> {
-        let known: Vec<ContentId> = {
-            let index = lock(&self.index);
-            index.uses.keys().chain(&index.offered).copied().collect()
-        };
+        let known = lock(&self.index).known_or_offered();
         match forget {
             Forget::AllBut(kept) => known.into_iter().filter(|id| !kept.contains(id)).collect(),
             Forget::One(id, false) => HashSet::from([*id]),
             Forget::One(id, true) => {
-                let parent = |id: &ContentId| file::parent_of(&self.path(id)).ok().flatten();
+                let parent = |id: &ContentId| file::parent_of(&self.folder.path_of(id)).ok().flatten();
                 let parents: Vec<(ContentId, ContentId)> =
                     known.iter().filter_map(|id| Some((*id, parent(id)?))).collect();
                 let mut doomed = HashSet::from([*id]);
@@ -313,175 +339,102 @@ impl Worker {
         }
     }
 
-    fn path(&self, id: &ContentId) -> PathBuf {
-        self.folder.join(hex(&id.0)).with_extension(EXTENSION)
+    /// Writes a content; while that cannot be done, its like are dropped, and may be offered again.
+    fn keep(&self, content: &CachedContent, bytes: &[u8]) {
+        let id = content.id;
+        if lock(&self.index).is_failing(Instant::now()) {
+            lock(&self.index).withdraw(&id);
+            return;
+        }
+        match self.write(content, bytes) {
+            Ok(()) => {
+                if lock(&self.index).succeeds() {
+                    tracing::info!("the prefix cache writes again");
+                }
+            }
+            Err(error) => {
+                lock(&self.index).withdraw(&id);
+                if lock(&self.index).fails(Instant::now()) {
+                    let path = self.folder.path_of(&id);
+                    tracing::warn!("the prefix cache could not write {}: {error}", path.display());
+                }
+            }
+        }
     }
 
-    /// Whole under its name, or not there.
+    /// Makes room for a file, and writes it.
     fn write(&self, content: &CachedContent, bytes: &[u8]) -> std::io::Result<()> {
-        if self.max_files == 0 || lock(&self.index).uses.contains_key(&content.id) {
+        if self.max_files == 0 || lock(&self.index).has(&content.id) {
             return Ok(());
         }
-        let path = self.path(&content.id);
-        let part = path.with_extension(format!("{}.part", std::process::id()));
-        std::fs::write(&part, file::encode(&self.format, content, bytes))?;
-        std::fs::rename(&part, &path)?;
-        lock(&self.index).touch(content.id);
-        self.shrink();
-        Ok(())
+        self.change(|held| {
+            if lock(&self.index).has(&content.id) {
+                return Ok(());
+            }
+            loop {
+                let oldest = lock(&self.index).oldest_beyond(self.max_files - 1);
+                let Some(oldest) = oldest else { break };
+                held.remove(&oldest)?;
+                lock(&self.index).forget(&oldest);
+            }
+            held.write(&content.id, &file::encode(&self.format, content, bytes))?;
+            lock(&self.index).touch(content.id);
+            Ok(())
+        })
     }
 
-    fn shrink(&self) {
-        loop {
-            let oldest = lock(&self.index).pop_oldest(self.max_files);
-            let Some(oldest) = oldest else { return };
-            if let Err(error) = std::fs::remove_file(self.path(&oldest)) {
-                tracing::warn!("the prefix cache could not remove {}: {error}", self.path(&oldest).display());
+    /// The blocks of a prefix up to the first that cannot be had: what follows it is of no use, but looked at as well, so
+    /// that all of a damaged prefix is written anew the next time it is computed.
+    fn read_all(&self, ids: &[ContentId]) -> Vec<(CachedContent, Vec<u8>)> {
+        let (mut blocks, mut is_whole) = (Vec::with_capacity(ids.len()), true);
+        let mut refused = Vec::new();
+        for id in ids {
+            match self.read(id) {
+                Ok(Some(block)) if is_whole => blocks.push(block),
+                Ok(Some(_)) => {}
+                Ok(None) => is_whole = false,
+                Err(reason) => {
+                    is_whole = false;
+                    refused.push((*id, reason));
+                }
             }
         }
+        if let Some((first, reason)) = refused.first() {
+            let more = match refused.len() {
+                1 => String::new(),
+                n => format!(" ({} more of the same prefix are damaged too)", n - 1),
+            };
+            let path = self.folder.path_of(first);
+            match self.change(|held| refused.iter().try_for_each(|(id, _)| held.remove(id))) {
+                Ok(()) => tracing::warn!("the prefix cache removed {}: {reason}{more}", path.display()),
+                // The content, written again, takes its place.
+                Err(error) => {
+                    tracing::warn!("the prefix cache could not remove {}: {error}; {reason}{more}", path.display());
+                }
+            }
+        }
+        blocks
     }
 
-    fn read(&self, id: &ContentId) -> Option<(CachedContent, Vec<u8>)> {
+    /// The block in a file; nothing where there is none any more. The content of a file that fails a check may be offered
+    /// again.
+    fn read(&self, id: &ContentId) -> Result<Option<(CachedContent, Vec<u8>)>, String> {
         // Forgotten since it was asked for.
-        if !lock(&self.index).uses.contains_key(id) {
-            return None;
+        if !lock(&self.index).has(id) {
+            return Ok(None);
         }
-        let path = self.path(id);
-        let refused = |reason: String| tracing::warn!("the prefix cache skips {}: {reason}", path.display());
-        let found = match std::fs::read(&path) {
-            Ok(file) => file::decode(&self.format, id, &file).map_err(|fault| refused(fault.to_string())).ok(),
-            Err(error) => {
-                refused(error.to_string());
-                None
-            }
-        };
-        match &found {
-            Some(_) => lock(&self.index).touch(*id),
-            None => lock(&self.index).forget(id),
+        let file = self.folder.read(id).map_err(|error| error.to_string());
+        let found = file.and_then(|file| match file {
+            Some(file) => file::decode(&self.format, id, &file).map(Some).map_err(|fault| fault.to_string()),
+            None => Ok(None),
+        });
+        match found {
+            Ok(Some(_)) => lock(&self.index).touch(*id),
+            Ok(None) | Err(_) => drop(lock(&self.index).withdraw(id)),
         }
         found
     }
 }
 
-impl Index {
-    fn touch(&mut self, id: ContentId) {
-        self.forget(&id);
-        self.last_use += 1;
-        self.uses.insert(id, self.last_use);
-        self.by_use.insert((self.last_use, id));
-    }
-
-    fn forget(&mut self, id: &ContentId) {
-        if let Some(used) = self.uses.remove(id) {
-            self.by_use.remove(&(used, *id));
-        }
-    }
-
-    fn pop_oldest(&mut self, max_files: u64) -> Option<ContentId> {
-        if self.uses.len() as u64 <= max_files {
-            return None;
-        }
-        let (_, id) = self.by_use.first().copied()?;
-        self.forget(&id);
-        Some(id)
-    }
-}
-
-/// The content that a file's name says it holds.
-fn id_of(path: &Path) -> Option<ContentId> {
-    if path.extension()? != EXTENSION {
-        return None;
-    }
-    let name = path.file_stem()?.to_str()?;
-    let mut id = [0; 32];
-    if name.len() != 64 || !name.is_ascii() {
-        return None;
-    }
-    for (i, byte) in id.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&name[2 * i..2 * i + 2], 16).ok()?;
-    }
-    Some(ContentId(id))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::HostSlot;
-    use crate::kv::CacheKey;
-
-    const FORMAT: Format = Format { identity: [7; 32], block_size: 2, bytes_per_block: 8 };
-    const PATIENCE: Duration = Duration::from_secs(20);
-
-    fn content(n: u32) -> CachedContent {
-        let key = CacheKey::default();
-        let (parent, tokens) = (ContentId::root(key), vec![n, n]);
-        CachedContent { host: HostSlot(u32::MAX), id: parent.child(&tokens), parent, key, hash: 1, tokens }
-    }
-
-    fn open(dir: &Path, max_files: u64) -> (DiskTier, Receiver<Fetched>) {
-        let config = DiskConfig { dir: dir.to_path_buf(), max_bytes: max_files * FORMAT.file_bytes() };
-        let mut tier = DiskTier::open(&config, FORMAT).expect("a folder");
-        let (send, receive) = sync_channel(8);
-        tier.start(move |fetched| drop(send.send(fetched))).expect("a thread");
-        (tier, receive)
-    }
-
-    fn fetch(tier: &DiskTier, receive: &Receiver<Fetched>, contents: &[u32]) -> Vec<u32> {
-        assert!(tier.fetch(5, contents.iter().map(|n| content(*n).id).collect()));
-        let fetched = receive.recv_timeout(PATIENCE).expect("delivered");
-        assert_eq!(fetched.ticket, 5);
-        fetched.blocks.iter().for_each(|(content, bytes)| assert_eq!(bytes, &[content.tokens[0] as u8; 8]));
-        fetched.blocks.iter().map(|(content, _)| content.tokens[0]).collect()
-    }
-
-    #[test]
-    fn what_was_kept_is_found_by_the_next_process_and_damage_is_skipped() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let (mut tier, _receive) = open(dir.path(), 10);
-        for n in [1, 2, 3] {
-            assert!(tier.keep(content(n), &[n as u8; 8]));
-        }
-        assert!(tier.flush(PATIENCE));
-        drop(tier);
-        let (tier, receive) = open(dir.path(), 10);
-        assert_eq!((tier.len(), tier.was_offered(&content(2).id)), (3, true));
-        assert_eq!(fetch(&tier, &receive, &[1, 2, 3]), [1, 2, 3]);
-        let folder = dir.path().join(hex(&[7; 12])).join("2");
-        let path = folder.join(hex(&content(2).id.0)).with_extension(EXTENSION);
-        let mut bytes = std::fs::read(&path).expect("the file is there");
-        bytes[150] ^= 1;
-        std::fs::write(&path, bytes).expect("written");
-        assert_eq!(fetch(&tier, &receive, &[1, 2, 3]), [1], "what follows a damaged block is of no use");
-        assert!(!tier.has(&content(2).id) && tier.has(&content(3).id));
-    }
-
-    #[test]
-    fn the_folder_stays_within_its_limit_and_the_last_used_stay() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let (mut tier, receive) = open(dir.path(), 2);
-        for n in [1, 2] {
-            assert!(tier.keep(content(n), &[n as u8; 8]));
-        }
-        assert_eq!(fetch(&tier, &receive, &[1]), [1]);
-        assert!(tier.keep(content(3), &[3; 8]) && tier.flush(PATIENCE));
-        assert_eq!([1, 2, 3].map(|n| tier.has(&content(n).id)), [true, false, true]);
-        let files = std::fs::read_dir(dir.path().join(hex(&[7; 12])).join("2")).expect("a folder").count();
-        assert_eq!(files, 2);
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_made_is_named() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let config = DiskConfig { dir: file.path().to_path_buf(), max_bytes: 1 << 20 };
-        let fault = DiskTier::open(&config, FORMAT).expect_err("a file is no folder").to_string();
-        assert!(fault.contains(&file.path().display().to_string()), "{fault}");
-    }
-}
+mod tests;

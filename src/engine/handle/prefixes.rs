@@ -2,8 +2,10 @@
 
 use super::{EngineHandle, Run, check_tokens};
 use crate::ids::RequestId;
+use crate::kv::{self, CacheKey};
 use crate::protocol::{EngineCommand, OwnerTag, PinRequest, PrefixCommand, RunError};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 impl EngineHandle {
     /// Computes a prefix, as far as it is not cached, and keeps it: it is found by later requests until
@@ -17,6 +19,12 @@ impl EngineHandle {
         self.start_run(id, |events| EngineCommand::Prefix(PrefixCommand::Pin { id, request, events }))
     }
 
+    /// By which id a prefix is known once it is pinned; `None` when it fills no block, or there is no model.
+    pub fn prefix_id(&self, request: &PinRequest) -> Option<u64> {
+        let key = CacheKey { salt: request.cache_salt, adapter: request.adapter };
+        kv::prefix_id(key, self.model()?.block_size, &request.tokens)
+    }
+
     /// Keeps a prefix that the cache has (`prefix` as in telemetry's `PrefixInfo`) like [`Self::pin_prefix`], or gives a
     /// pinned one another name.
     pub fn keep_prefix(&self, prefix: u64, name: Option<String>, owner: OwnerTag) -> Result<Run, RunError> {
@@ -26,14 +34,20 @@ impl EngineHandle {
         self.start_run(id, command)
     }
 
-    /// Lets a pinned prefix go (`id` as in telemetry's `PrefixInfo`): it stays in the cache until it is evicted.
-    pub fn unpin_prefix(&self, id: u64) {
-        self.send(EngineCommand::Prefix(PrefixCommand::Unpin { id }));
+    /// Lets a pinned prefix go (`id` as in telemetry's `PrefixInfo`): it stays in the cache until it is evicted. The answer,
+    /// which need not be waited for, says whether there was such a pin; none comes without a model.
+    pub fn unpin_prefix(&self, id: u64) -> Receiver<bool> {
+        let (told, answer) = sync_channel(1);
+        self.send(EngineCommand::Prefix(PrefixCommand::Unpin { id, told }));
+        answer
     }
 
-    /// Forgets a prefix that is not pinned, with what follows it, in host memory and on disk too.
-    pub fn evict_prefix(&self, id: u64) {
-        self.send(EngineCommand::Prefix(PrefixCommand::Evict { id }));
+    /// Forgets a prefix that is not pinned, with what follows it, in host memory and on disk too. The answer, which need
+    /// not be waited for, says whether anything was forgotten; none comes without a model.
+    pub fn evict_prefix(&self, id: u64) -> Receiver<bool> {
+        let (told, answer) = sync_channel(1);
+        self.send(EngineCommand::Prefix(PrefixCommand::Evict { id, told }));
+        answer
     }
 
     /// Forgets every prefix that is not pinned, in host memory and on disk too. Requests that run keep their blocks and go on.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::protocol::PinRequest;
-use crate::telemetry::{EngineSnapshot, QueuePolicy, WaitReason};
+use crate::telemetry::{self, EngineSnapshot, QueuePolicy, Tier, WaitReason};
 
 fn pin(text: &str, adapter: u64) -> PinRequest {
     PinRequest {
@@ -121,7 +121,7 @@ fn num_files(dir: &std::path::Path) -> usize {
             if entry.path().is_dir() {
                 folders.push(entry.path());
             } else {
-                files += 1;
+                files += usize::from(entry.path().extension().is_some_and(|x| x == "kv"));
             }
         }
     }
@@ -178,4 +178,66 @@ fn a_reset_leaves_pinned_prefixes_on_disk() {
     drop(engine);
     let engine = EngineHandle::start_fake(tiers(dir.path()));
     assert_eq!(hear(&engine.submit(request(&format!("{system} Hello"), 1)).unwrap()).usage.cached_tokens, 48);
+}
+
+/// A prompt of so many tokens that begins like no other.
+fn prompt_of(letter: &str, len: usize) -> String {
+    format!("{letter} {}", "and so on ".repeat(len)).chars().take(len).collect()
+}
+
+fn cached(engine: &EngineHandle, text: &str) -> u32 {
+    hear(&engine.submit(request(text, 1)).unwrap()).usage.cached_tokens
+}
+
+#[test]
+fn what_a_prefix_was_worth_outlives_its_blocks_and_counts_what_every_tier_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = || FakeOptions { num_blocks: 30, ..tiers(dir.path()) };
+    let (first, other) = (prompt_of("a", 300), prompt_of("b", 400));
+    let engine = EngineHandle::start_fake(options());
+    let spared: u32 = (0..3).map(|_| cached(&engine, &first)).sum();
+    let of = |s: &EngineSnapshot, letter: u8| s.prefixes.iter().find(|p| p.head[0] == u32::from(letter)).cloned();
+    let shown = snapshot(&engine, "both hits are shown", |s| of(s, b'a').is_some_and(|p| p.hits == 2));
+    let prefix = of(&shown, b'a').unwrap();
+    assert_eq!((prefix.hit_tokens, prefix.tokens, prefix.tier), (u64::from(spared), 288, Tier::Gpu));
+    assert_eq!(cached(&engine, &other), 0);
+    let has_left = |s: &EngineSnapshot| of(s, b'a').is_some_and(|p| p.tier == Tier::Host);
+    let shown = snapshot(&engine, "it is shown after its eviction", has_left);
+    assert_eq!(of(&shown, b'a').unwrap(), telemetry::PrefixInfo { tier: Tier::Host, ..prefix.clone() });
+    assert_eq!(cached(&engine, &first), 288);
+    let shown = snapshot(&engine, "the third hit is shown", |s| of(s, b'a').is_some_and(|p| p.hits == 3));
+    let again = of(&shown, b'a').unwrap();
+    assert_eq!((again.id, again.hit_tokens, again.tier), (prefix.id, prefix.hit_tokens + 288, Tier::Gpu));
+    let from_host = again.host_hit_tokens;
+    assert!((16..=288).contains(&from_host) && shown.kv.host_hit_tokens == from_host, "{again:?}");
+    drop(engine);
+
+    let engine = EngineHandle::start_fake(options());
+    assert_eq!(cached(&engine, &first), 288);
+    let shown = snapshot(&engine, "the hit is shown", |s| of(s, b'a').is_some_and(|p| p.hits == 1));
+    let found = of(&shown, b'a').unwrap();
+    assert_eq!((found.id, found.hit_tokens, found.host_hit_tokens, found.disk_hit_tokens), (prefix.id, 288, 0, 288));
+    assert_eq!((shown.kv.host_hit_tokens, shown.kv.disk_hit_tokens), (0, 288));
+    assert_eq!(found.head, prefix.head);
+}
+
+#[test]
+fn a_prefix_in_host_memory_is_pinned_and_evicted_by_its_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = EngineHandle::start_fake(FakeOptions { num_blocks: 30, ..tiers(dir.path()) });
+    let (first, second, other) = (prompt_of("a", 150), prompt_of("b", 150), prompt_of("c", 440));
+    for text in [&first, &first, &second, &second, &other] {
+        cached(&engine, text);
+    }
+    let of = |s: &EngineSnapshot, letter: u8| s.prefixes.iter().find(|p| p.head[0] == u32::from(letter)).cloned();
+    let have_left = |s: &EngineSnapshot| [b'a', b'b'].map(|l| of(s, l).map(|p| p.tier)) == [Some(Tier::Host); 2];
+    let shown = snapshot(&engine, "both have left the pool", have_left);
+    let [a, b] = [b'a', b'b'].map(|letter| of(&shown, letter).unwrap());
+    let owner = OwnerTag { id: 7, label: "pins".into() };
+    assert_eq!(hear(&engine.keep_prefix(a.id, Some("kept".into()), owner).unwrap()).error, None);
+    engine.evict_prefix(b.id);
+    let shown = snapshot(&engine, "one is evicted", |s| of(s, b'b').is_none());
+    let a = of(&shown, b'a').unwrap();
+    assert_eq!((a.pinned, a.name.as_deref(), a.tokens, a.tier), (true, Some("kept"), 144, Tier::Gpu));
+    assert_eq!((cached(&engine, &second), cached(&engine, &first)), (0, 144));
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::seconds_of;
 use crate::batch::StepBatch;
-use crate::gpu::{BufferUse, Gpu, GpuError};
+use crate::gpu::{BufferSlice, BufferUse, Gpu, GpuError, Recording, Replayer};
 use crate::kernels::attention::{Attention, Buffers, Shape};
-use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
+use crate::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use crate::kernels::context::{KernelContext, RowOutput};
 use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::{Class, ParamArena, step_meta};
@@ -24,6 +24,17 @@ pub struct Case {
     pub share: Take,
     /// Workgroups at once, as the rule for splitting sees it.
     pub parallel: u32,
+    /// A power of two. With blocks that hold a whole row, row r lies in block r.
+    pub block_size: u32,
+    /// Of such blocks: addressed without a table.
+    pub is_contiguous: bool,
+}
+
+impl Case {
+    /// Every row has a block to itself.
+    fn has_long_blocks(&self) -> bool {
+        self.block_size > self.context
+    }
 }
 
 /// Time of one layer's attention.
@@ -35,25 +46,59 @@ pub struct Measurement {
     pub dispatches: u32,
 }
 
-const BLOCK_SIZE: u32 = 16;
+/// A case on the GPU.
+struct Ready {
+    bound: Attention,
+    counts: WorkCounts,
+    y: BufferSlice,
+    kv_bytes: u64,
+}
 
 /// Measures one case for about `budget`.
 pub fn attention(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement, GpuError> {
-    with_flags(gpu, case, &[], budget)
+    measured(gpu, ready(gpu, case, &[])?, budget)
 }
 
 /// The same case with one running softmax over all keys instead of partial results over fixed ranges, which are what
 /// makes results independent of how the work is cut.
 pub fn with_one_range(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement, GpuError> {
-    with_flags(gpu, case, &["ONE_RANGE"], budget)
+    measured(gpu, ready(gpu, case, &["ONE_RANGE"])?, budget)
 }
 
-fn with_flags(gpu: &Gpu, case: &Case, flags: &[&str], budget: Duration) -> Result<Measurement, GpuError> {
+fn measured(gpu: &Gpu, ready: Ready, budget: Duration) -> Result<Measurement, GpuError> {
+    let Ready { bound, counts, kv_bytes, .. } = ready;
+    let seconds = seconds_of(gpu, &mut |recording| bound.record(recording, counts), budget)?;
+    let counts = [counts.single, counts.several, counts.merges];
+    Ok(Measurement {
+        us: seconds * 1e6,
+        kv_gb_per_s: kv_bytes as f64 / seconds / 1e9,
+        dispatches: counts.iter().filter(|n| **n > 0).count() as u32,
+    })
+}
+
+/// What a case gives, f32 `[rows, out_stride]`: the content of slots depends on where they lie alone.
+pub fn output(gpu: &Gpu, case: &Case) -> Result<Vec<f32>, GpuError> {
+    let Ready { bound, counts, y, .. } = ready(gpu, case, &[])?;
+    let mut recording = Recording::new("attention");
+    bound.record(&mut recording, counts);
+    let mut replayer = Replayer::new(gpu);
+    let in_flight = replayer.submit(gpu, &recording, &[y])?;
+    let finished = replayer.wait(gpu, in_flight)?;
+    Ok(finished.readback.iter().flat_map(|bytes| bytemuck::pod_collect_to_vec::<u8, f32>(bytes)).collect())
+}
+
+/// Words whose halves are positive f16 below 1.
+fn words(bytes: u64, seed: u32) -> Vec<u32> {
+    let word = |i: u32| (i.wrapping_add(seed).wrapping_mul(0x9E37_79B1) >> 3) & 0x3bff_3bff;
+    (0..(bytes / 4) as u32).map(word).collect()
+}
+
+fn ready(gpu: &Gpu, case: &Case, flags: &[&str]) -> Result<Ready, GpuError> {
     let (shape, class) = (case.shape, Class::of(gpu.caps()));
     let (batch, num_blocks) = batch(case);
     let layout = KvLayout {
         num_blocks,
-        block_size: BLOCK_SIZE,
+        block_size: case.block_size,
         num_kv_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
         format: shape.kv,
@@ -73,16 +118,19 @@ fn with_flags(gpu: &Gpu, case: &Case, flags: &[&str], budget: Duration) -> Resul
             share: case.share,
         },
     );
-    let mut words = Vec::new();
-    step_meta::encode(&batch, &work, &mut words);
+    let mut step = Vec::new();
+    step_meta::encode(&batch, &work, &mut step);
     let alloc = |label, bytes: u64| -> Result<_, GpuError> { Ok(gpu.alloc(label, bytes, BufferUse::Storage)?.whole()) };
-    let meta = alloc("step_meta", 4 * words.len() as u64)?;
-    gpu.write(&meta, bytemuck::cast_slice(&words));
+    let meta = alloc("step_meta", 4 * step.len() as u64)?;
+    gpu.write(&meta, bytemuck::cast_slice(&step));
     let rows = u64::from(case.rows);
     let q = alloc("q", rows * u64::from(shape.q_stride()) * 4)?;
     let (k, v) = (alloc("keys", layout.buffer_bytes())?, alloc("values", layout.buffer_bytes())?);
     let partials = alloc("partials", slots * shape.partial_bytes())?;
     let y = alloc("y", rows * u64::from(shape.out_stride()) * 4)?;
+    gpu.write(&q, bytemuck::cast_slice(&words(q.size, 1)));
+    gpu.write(&k, bytemuck::cast_slice(&words(k.size, 2)));
+    gpu.write(&v, bytemuck::cast_slice(&words(v.size, 3)));
     let mut ctx = KernelContext {
         gpu,
         class,
@@ -90,26 +138,23 @@ fn with_flags(gpu: &Gpu, case: &Case, flags: &[&str], budget: Duration) -> Resul
         step_meta: &meta,
         multiply_pairs: KernelContext::prefers_pairs(gpu),
     };
-    let y = RowOutput::F32(&y);
-    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y };
-    let bound = Attention::with_flags(&mut ctx, "attention", &shape, (None, 0), &buffers, flags)?;
-    let seconds = seconds_of(gpu, &mut |recording| bound.record(recording, work.counts), budget)?;
-    let bytes = 2 * layout.block_bytes() * u64::from((case.context + 1).div_ceil(BLOCK_SIZE)) * rows;
-    let counts = [work.counts.single, work.counts.several, work.counts.merges];
-    Ok(Measurement {
-        us: seconds * 1e6,
-        kv_gb_per_s: bytes as f64 / seconds / 1e9,
-        dispatches: counts.iter().filter(|n| **n > 0).count() as u32,
-    })
+    let out = RowOutput::F32(&y);
+    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y: out };
+    let addressing: &[&str] = if case.is_contiguous { &["CONTIGUOUS"] } else { &[] };
+    let flags = [flags, addressing].concat();
+    let bound = Attention::with_flags(&mut ctx, "attention", &shape, (None, 0), &buffers, &flags)?;
+    let token_bytes = layout.block_bytes() / u64::from(case.block_size);
+    let kv_bytes = 2 * token_bytes * u64::from(case.context + 1) * rows;
+    Ok(Ready { bound, counts: work.counts, y, kv_bytes })
 }
 
 /// Tables that share their first blocks; and the blocks of the pool.
 fn batch(case: &Case) -> (StepBatch, u32) {
-    let mut batch = StepBatch { block_size: BLOCK_SIZE, ..StepBatch::default() };
+    let mut batch = StepBatch { block_size: case.block_size, ..StepBatch::default() };
     batch.row_start.push(0);
     batch.block_table_start.push(0);
-    let shared = case.shared.min(case.context) / BLOCK_SIZE;
-    let mut next = 1 + shared;
+    let shared = case.shared.min(case.context) / case.block_size;
+    let mut next = if case.has_long_blocks() { 0 } else { 1 + shared };
     for row in 0..case.rows {
         batch.input_ids.push(0);
         batch.positions.push(case.context);
@@ -118,7 +163,7 @@ fn batch(case: &Case) -> (StepBatch, u32) {
         batch.row_start.push(row + 1);
         batch.slot_of_row.push(row);
         batch.block_tables.extend(1..=shared);
-        let own = (case.context + 1).div_ceil(BLOCK_SIZE) - shared;
+        let own = (case.context + 1).div_ceil(case.block_size) - shared;
         batch.block_tables.extend(next..next + own);
         next += own;
         batch.block_table_start.push(batch.block_tables.len() as u32);

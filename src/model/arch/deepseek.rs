@@ -9,12 +9,12 @@ use crate::model::error::{Fault, ModelError};
 use crate::model::experts::{ExpertSpec, MixPart, Routing, Scoring};
 use crate::model::latent::{LatentPart, LatentSpec};
 use crate::model::rope::yarn_mscale;
-use crate::model::spec::{BlockSpec, ModelSpec, RopePairing, RopeSpec, WeightRole};
+use crate::model::spec::{BlockSpec, ModelSpec, RopePairing, RopeScaling, RopeSpec, WeightRole};
 
 pub const V2: Family = Family {
     name: "deepseek_v2",
     hf_class: "DeepseekV2ForCausalLM",
-    gguf_name: None,
+    gguf_name: Some("deepseek2"),
     spec_of_config: v2_of_config,
     spec_of_gguf,
     hf_tensor,
@@ -31,9 +31,68 @@ pub const V3: Family = Family {
     gguf_tensor: names::gguf,
 };
 
-/// No GGUF name leads here: such files hold the up-projections of keys and values in a form of their own.
+/// GGUF files call both versions `deepseek2`; which one it is, the gating tells.
 fn spec_of_gguf(metadata: &Metadata) -> Result<ModelSpec, ModelError> {
-    metadata.unsupported("GGUF files of this architecture are not supported".into())
+    let scoring = match metadata.whole_number("expert_gating_func")?.unwrap_or(1) {
+        0 | 1 => Scoring::Softmax,
+        2 => Scoring::Sigmoid,
+        other => return metadata.unsupported(format!("expert_gating_func {other} is not supported")),
+    };
+    let name = if scoring == Scoring::Sigmoid { "deepseek_v3" } else { "deepseek_v2" };
+    let spec = metadata.base_spec_with_experts(name, RopePairing::Interleaved)?;
+    let rope_dim = spec.rope.rotary_dim;
+    let q_dim = metadata.count("attention.key_length_mla")?.unwrap_or(spec.head_dim);
+    let v_dim = match metadata.count("attention.value_length_mla")? {
+        Some(v_dim) => v_dim,
+        None => metadata.required_count("attention.value_length")?,
+    };
+    let latent = LatentSpec {
+        q_rank: metadata.count("attention.q_lora_rank")?.unwrap_or(0),
+        kv_rank: metadata.required_count("attention.kv_lora_rank")?,
+        nope_dim: q_dim.saturating_sub(rope_dim),
+        rope_dim,
+        v_dim,
+    };
+    let mut scale = 1.0 / f64::from(q_dim).sqrt();
+    if let RopeScaling::Yarn { factor, .. } = spec.rope.scaling {
+        let multiplier = metadata.number("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+        scale *= (1.0 + multiplier * factor.max(1.0).ln()).powi(2);
+    }
+    let experts = match metadata.has_experts()? {
+        true => Some(experts_of_gguf(metadata, &spec, scoring)?),
+        false => None,
+    };
+    let block = BlockSpec { attention_scale: Some(scale as f32), experts, latent: Some(latent), ..spec.block };
+    Ok(ModelSpec { num_kv_heads: 1, head_dim: latent.row_dim(), block, ..spec })
+}
+
+fn experts_of_gguf(metadata: &Metadata, spec: &ModelSpec, scoring: Scoring) -> Result<ExpertSpec, ModelError> {
+    let (num_experts, num_active) = metadata.experts()?;
+    let size = metadata.required_count("expert_feed_forward_length")?;
+    let num_dense = metadata.whole_number("leading_dense_block_count")?.unwrap_or(0).min(spec.num_layers);
+    let num_shared = metadata.whole_number("expert_shared_count")?.unwrap_or(0);
+    let has_selection_bias = metadata.has_tensor(&format!("blk.{num_dense}.exp_probs_b.bias"));
+    let is_sigmoid = scoring == Scoring::Sigmoid;
+    Ok(ExpertSpec {
+        num_experts,
+        num_active,
+        intermediate_size: size,
+        routing: Routing {
+            scoring,
+            is_normalised: metadata.flag("expert_weights_norm")?.unwrap_or(false),
+            scale: metadata.number("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0) as f32,
+            has_selection_bias,
+            // Older files do not tell of groups.
+            num_groups: metadata.count("expert_group_count")?.unwrap_or(1),
+            num_active_groups: metadata.count("expert_group_used_count")?.unwrap_or(1),
+            group_by_two: is_sigmoid,
+        },
+        shared_size: num_shared.saturating_mul(size),
+        has_shared_gate: false,
+        dense_layers: (0..num_dense).collect(),
+        router_bias: false,
+        expert_bias: false,
+    })
 }
 
 fn v2_of_config(config: &Config) -> Result<ModelSpec, Fault> {

@@ -35,6 +35,11 @@ impl<'a> Metadata<'a> {
         format!("{}.{name}", self.arch)
     }
 
+    /// A number that may be 0.
+    pub fn whole_number(&self, name: &str) -> Result<Option<u32>, ModelError> {
+        self.file().u32(&self.key(name))
+    }
+
     /// A count of at least 1. An array (one entry per layer) is accepted when all entries are equal.
     pub fn count(&self, name: &str) -> Result<Option<u32>, ModelError> {
         let key = self.key(name);
@@ -54,7 +59,7 @@ impl<'a> Metadata<'a> {
         Ok(count)
     }
 
-    fn required_count(&self, name: &str) -> Result<u32, ModelError> {
+    pub fn required_count(&self, name: &str) -> Result<u32, ModelError> {
         match self.count(name)? {
             Some(count) => Ok(count),
             None => self.malformed(format!("{} is missing", self.key(name))),
@@ -120,6 +125,11 @@ impl<'a> Metadata<'a> {
         Ok(self.file().u32(&self.key("expert_count"))?.is_some_and(|n| n > 0))
     }
 
+    /// Keys and values are read out of a compressed row.
+    pub fn is_latent(&self) -> Result<bool, ModelError> {
+        Ok(self.count("attention.kv_lora_rank")?.is_some())
+    }
+
     /// (number of experts, experts of a token)
     pub fn experts(&self) -> Result<(u32, u32), ModelError> {
         Ok((self.required_count("expert_count")?, self.required_count("expert_used_count")?))
@@ -142,7 +152,8 @@ impl<'a> Metadata<'a> {
             None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
             None => return self.malformed(format!("{hidden_size} is no multiple of {num_heads} attention heads")),
         };
-        if let Some(value_dim) = self.count("attention.value_length")?.filter(|&v| v != head_dim) {
+        let value_dim = self.count("attention.value_length")?.filter(|&v| v != head_dim);
+        if let (Some(value_dim), false) = (value_dim, self.is_latent()?) {
             return self
                 .unsupported(format!("values of {value_dim} and keys of {head_dim} per head are not supported"));
         }
@@ -225,7 +236,8 @@ impl<'a> Metadata<'a> {
             ("linear", Some(factor)) => Ok(RopeScaling::Linear { factor }),
             ("yarn", None) => self.malformed(format!("{} is missing", self.key("rope.scaling.factor"))),
             ("yarn", Some(factor)) => {
-                if self.number("rope.scaling.yarn_log_multiplier")?.is_some_and(|m| m != 0.0) {
+                let is_latent = self.is_latent()?;
+                if !is_latent && self.number("rope.scaling.yarn_log_multiplier")?.is_some_and(|m| m != 0.0) {
                     return self
                         .unsupported(format!("{}.rope.scaling.yarn_log_multiplier is not supported", self.arch));
                 }
@@ -236,8 +248,9 @@ impl<'a> Metadata<'a> {
                     beta_slow: self.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
                     original_max_position: original.unwrap_or(max_position),
                     // The key multiplies the paper's factor, which the file leaves to the reader.
+                    // Latent attention takes it into the scale of its scores.
                     attention_factor: self.number("rope.scaling.attn_factor")?.unwrap_or(1.0)
-                        * yarn_mscale(factor, 1.0),
+                        * if is_latent { 1.0 } else { yarn_mscale(factor, 1.0) },
                     truncate: true,
                 })
             }

@@ -17,6 +17,7 @@ mod metadata;
 mod mistral;
 mod mixtral;
 mod names;
+pub use names::older_gguf;
 mod olmo2;
 mod phi;
 mod phi3;

@@ -2,6 +2,7 @@
 
 use super::source::{ExpertLayout, Part, Source};
 use crate::model::experts::{ExpertPart, MixPart};
+use crate::model::latent::LatentPart;
 use crate::model::spec::{ModelSpec, WeightRole};
 
 /// Names of Hugging Face checkpoints (`LlamaForCausalLM` and its relatives).
@@ -53,9 +54,34 @@ pub fn hf_name(role: WeightRole) -> String {
 /// Names of GGUF files.
 pub fn gguf(spec: &ModelSpec, role: WeightRole) -> Source {
     match role {
+        // All heads of a layer are one tensor.
+        WeightRole::Latent(_, LatentPart::KUp(h) | LatentPart::VUp(h)) => {
+            let part = Part::Expert { expert: h.into(), of: spec.num_heads.into(), layout: ExpertLayout::Rows };
+            Source::part(gguf_name(role), part)
+        }
         // All experts of a layer are one tensor.
         WeightRole::Expert(_, e, _) => Source::part(gguf_name(role), expert(spec, e)),
         _ => gguf_name(role).into(),
+    }
+}
+
+/// Where files of before 2024 (experts) and 2025 (latent attention) hold the role, if they held it elsewhere.
+pub fn older_gguf(spec: &ModelSpec, role: WeightRole) -> Option<Source> {
+    match role {
+        // A tensor of its own for each expert.
+        WeightRole::Expert(_, e, _) => Some(gguf_name(role).replace("_exps.", &format!(".{e}.")).into()),
+        // One up-projection for the keys and values of all heads.
+        WeightRole::Latent(l, LatentPart::KUp(h) | LatentPart::VUp(h)) => {
+            let latent = spec.block.latent?;
+            let [nope, v, heads, h] = [latent.nope_dim, latent.v_dim, spec.num_heads, h].map(u64::from);
+            let (of, from) = (heads * (nope + v), h * (nope + v));
+            let part = match role {
+                WeightRole::Latent(_, LatentPart::KUp(_)) => Part::TransposedRows { from, of },
+                _ => Part::Rows { from: from + nope, of },
+            };
+            Some(Source::part(format!("blk.{l}.attn_kv_b.weight"), part))
+        }
+        _ => None,
     }
 }
 
@@ -73,6 +99,18 @@ fn gguf_expert(part: ExpertPart) -> &'static str {
         ExpertPart::GateBias => "ffn_gate_exps.bias",
         ExpertPart::UpBias => "ffn_up_exps.bias",
         ExpertPart::DownBias => "ffn_down_exps.bias",
+    }
+}
+
+fn gguf_latent(part: LatentPart) -> &'static str {
+    match part {
+        LatentPart::QDown => "attn_q_a.weight",
+        LatentPart::QNorm => "attn_q_a_norm.weight",
+        LatentPart::QUp => "attn_q_b.weight",
+        LatentPart::KvDown => "attn_kv_a_mqa.weight",
+        LatentPart::KvNorm => "attn_kv_a_norm.weight",
+        LatentPart::KUp(_) => "attn_k_b.weight",
+        LatentPart::VUp(_) => "attn_v_b.weight",
     }
 }
 
@@ -145,7 +183,7 @@ pub fn gguf_name(role: WeightRole) -> String {
         UpBias(l) => (l, "ffn_up.bias"),
         DownBias(l) => (l, "ffn_down.bias"),
         Mix(l, part) => (l, gguf_mix(part)),
-        Latent(l, _) => (l, "attn_latent"),
+        Latent(l, part) => (l, gguf_latent(part)),
         Expert(l, _, part) => (l, gguf_expert(part)),
     };
     format!("blk.{layer}.{part}")

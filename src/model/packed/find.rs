@@ -91,6 +91,8 @@ pub fn find<'a>(
             },
             _ => Ok(None),
         },
+        // Of whole mixtures, not of a matrix.
+        Scheme::Mxfp4 => Ok(None),
         Scheme::Mlx { bits } => match plain {
             Some(weight) if weight.1.type_name == "U32" => mlx(&parts, weight, size, *bits as usize).map(Some),
             _ => Ok(None),
@@ -355,6 +357,7 @@ pub fn expected_tensor(scheme: &Scheme, stem: &str) -> String {
         Scheme::Compressed { .. } => "weight_packed",
         Scheme::Fp8 { .. } => "weight_scale_inv",
         Scheme::Mlx { .. } => "scales",
+        Scheme::Mxfp4 => return "model.layers.0.mlp.experts.gate_up_proj_blocks".into(),
     };
     format!("{stem}.{suffix}")
 }

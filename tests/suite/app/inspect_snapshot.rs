@@ -56,6 +56,8 @@ impl World {
                 blocks: p.blocks,
                 hits: p.hits,
                 hit_tokens: p.hit_tokens,
+                host_hit_tokens: 0,
+                disk_hit_tokens: 0,
                 last_hit_step: p.last_hit_step,
                 pinned: p.is_pinned,
                 tier,

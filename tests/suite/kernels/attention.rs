@@ -8,7 +8,8 @@ use kvasir::kernels::RowOutput;
 use kvasir::kernels::attention::{Attention, Buffers, Shape, reference};
 use kvasir::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use kvasir::kernels::kv_layout::{KvFormat, KvLayout, padded_head_dim};
-use kvasir::kernels::step_meta;
+use kvasir::kernels::measure::attention::Case;
+use kvasir::kernels::{measure, step_meta};
 
 use super::harness::{Random, Rig, assert_close, relative_error, rigs};
 
@@ -446,5 +447,30 @@ fn zeroed_metadata_writes_nothing() {
         attention.record(&mut recording, WorkCounts::some(2));
         rig.replay(&recording);
         assert!(rig.read::<f32>(&out).iter().all(|x| *x == 7.0), "{}", rig.name);
+    }
+}
+
+#[test]
+fn a_contiguous_cache_gives_the_bits_of_pages() {
+    for rig in rigs() {
+        let shape =
+            Shape { num_heads: 9, num_kv_heads: 3, head_dim: 64, kv: KvFormat::F16, softcap: None, has_sinks: false };
+        let case = |is_contiguous| Case {
+            shape,
+            rows: 3,
+            context: 300,
+            shared: 0,
+            split: Take::Never,
+            share: Take::Never,
+            parallel: 2,
+            block_size: 512,
+            is_contiguous,
+        };
+        let run = |is_contiguous| {
+            measure::attention::output(&rig.gpu, &case(is_contiguous)).unwrap_or_else(|e| panic!("{}: {e}", rig.name))
+        };
+        let pages = run(false);
+        assert!(pages.iter().all(|v| v.is_finite()) && pages[0] != pages[pages.len() - 1], "{}", rig.name);
+        assert!(run(true).iter().zip(&pages).all(|(a, b)| a.to_bits() == b.to_bits()), "{}", rig.name);
     }
 }

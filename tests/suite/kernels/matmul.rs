@@ -246,3 +246,10 @@ fn measuring_a_product_gives_a_time() {
     let measured = measure::product(&rig.gpu, shape, Duration::from_millis(100)).unwrap();
     assert!(measured.us > 0.0 && measured.gflops.is_finite(), "{measured:?}");
 }
+
+#[test]
+fn the_peaks_of_an_adapter_are_measured() {
+    let Some(rig) = rigs().first() else { return };
+    let peaks = measure::peaks::peaks(&rig.gpu, Duration::from_millis(30)).unwrap();
+    assert!(peaks.stream_gb_per_s > 0.01 && peaks.fma_gflops > 0.01, "{peaks:?}");
+}

@@ -276,6 +276,28 @@ fn restarted(world: &World<'_>) {
     }
     damage_every_file(dir.path());
     world.check("damaged files", change, together, |_, snapshot, _| assert_eq!(snapshot.kv.disk_hit_tokens, 0));
+    let by_another_word = |options: &mut EngineOptions| {
+        change(options);
+        if options.kv_cache_dtype == KvCacheDtype::F16 {
+            options.kv_cache_dtype = KvCacheDtype::Auto;
+        }
+    };
+    world.check("start after the damage", by_another_word, together, |_, snapshot, _| {
+        assert_eq!(snapshot.kv.disk_hit_tokens, whole, "also where the format has another word");
+    });
+    if world.column.kv != KvCacheDtype::F16 {
+        return;
+    }
+    let with_canary = |options: &mut EngineOptions| {
+        change(options);
+        options.kv_canary = true;
+    };
+    for (what, found) in [("first start with the canary", 0), ("warm start with the canary", whole)] {
+        let took_place = |_: &EngineHandle, snapshot: &EngineSnapshot, _: &[Answer]| {
+            assert_eq!(snapshot.kv.disk_hit_tokens, found, "{what}");
+        };
+        world.check(what, with_canary, together, took_place);
+    }
 }
 
 fn damage_every_file(folder: &Path) {
@@ -283,6 +305,9 @@ fn damage_every_file(folder: &Path) {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
             damage_every_file(&path);
+            continue;
+        }
+        if path.extension().is_none_or(|x| x != "kv") {
             continue;
         }
         let mut bytes = std::fs::read(&path).expect("a file");

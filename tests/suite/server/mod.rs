@@ -10,6 +10,7 @@ mod logprobs;
 mod observe;
 mod openapi;
 mod other_apis;
+mod prefixes;
 mod streams;
 mod structured;
 mod tools;
