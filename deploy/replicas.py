@@ -5,13 +5,15 @@
     python replicas.py alive ROUTER KEY                    chats until some in a row are answered
 """
 
+import concurrent.futures
 import json
+import random
 import sys
 import time
 import urllib.error
 import urllib.request
 
-PREFIXES, ROUNDS = 4, 4
+PREFIXES, ROUNDS = 8, 4
 
 
 def chat(router, key, text, stream=False):
@@ -34,18 +36,22 @@ def counters(replica):
 
 
 def spread(router, key, *replicas):
-    """What was found in the prefix caches, as a share of all prompt tokens."""
-    mark = time.time_ns()
-    prompts = [f"Text {mark} {i}. " + f"Paragraph {i} of a long text. " * 25 for i in range(PREFIXES)]
+    """What was found in the prefix caches, as a share of all prompt tokens; None where a replica got nothing."""
+    draw = random.Random(time.time_ns())
+    words = ["sea", "stone", "river", "lamp", "window", "bread", "road", "cloud", "letter", "garden"]
+    prompts = [" ".join(draw.choices(words, k=180)) for _ in range(PREFIXES)]
     before = [counters(replica) for replica in replicas]
-    for turn in range(ROUNDS):
-        for i, prompt in enumerate(prompts):
-            chat(router, key, prompt, stream=(turn + i) % 2 == 1)
+    # All prefixes at once, so that a router has a reason to use both replicas; then all again.
+    with concurrent.futures.ThreadPoolExecutor(PREFIXES) as threads:
+        for turn in range(ROUNDS):
+            list(threads.map(lambda i: chat(router, key, prompts[i], stream=(turn + i) % 2 == 1), range(PREFIXES)))
     after = [counters(replica) for replica in replicas]
     asked = [a[0] - b[0] for a, b in zip(after, before)]
     found = [a[1] - b[1] for a, b in zip(after, before)]
     for replica, a, f in zip(replicas, asked, found):
         print(f"{replica}: {a:.0f} prompt tokens, {f:.0f} found in its prefix cache")
+    if min(asked) == 0:
+        return None
     share = sum(found) / sum(asked)
     # Each prefix is new once: what is best is all but the first of the rounds.
     print(f"found: {share:.1%} of all prompt tokens (at best {1 - 1 / ROUNDS:.1%})")
@@ -71,6 +77,11 @@ if __name__ == "__main__":
     command, router, key, *rest = sys.argv[1:]
     if command == "spread":
         wanted = float(rest.pop(0))
-        assert spread(router, key, *rest) >= wanted, f"less than {wanted:.0%}"
+        # A router may need a while before it takes a replica back.
+        deadline = time.time() + 120
+        while (share := spread(router, key, *rest)) is None:
+            assert time.time() < deadline, "a replica got nothing"
+            time.sleep(5)
+        assert share >= wanted, f"less than {wanted:.0%}"
     else:
         alive(router, key)

@@ -6,7 +6,7 @@
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
-use super::options::{BackendChoice, CheckLevel, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
+use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
 use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, HIDDEN_SIZE, PagedFake, Reply, Words};
@@ -55,7 +55,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         checked_shaders: false,
         max_queue: fake.max_queue,
         seed: Some(0),
-        check: CheckLevel::EveryStep,
+        check: fake.check,
         record: fake.record.clone(),
         // Nothing is fetched for the simulation.
         cache_dir: std::path::PathBuf::new(),

@@ -188,6 +188,8 @@ pub struct FakeOptions {
     pub preemption: PreemptionMode,
     pub prefix_cache_dir: Option<PathBuf>,
     pub scheduling_policy: QueuePolicy,
+    /// When invariants are checked.
+    pub check: CheckLevel,
     /// What the next steps do instead of running, first one first: for tests of recovery.
     pub faults: Vec<FakeFault>,
     /// Where the run is recorded.
@@ -209,6 +211,7 @@ impl FakeOptions {
             preemption: PreemptionMode::Auto,
             prefix_cache_dir: None,
             scheduling_policy: QueuePolicy::Fair,
+            check: CheckLevel::EveryStep,
             faults: Vec::new(),
             record: None,
         }

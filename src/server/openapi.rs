@@ -116,7 +116,8 @@ impl Endpoint {
     /// The answer can be a stream of such events; a fault ends it with an error in the place of an event.
     pub fn streams<T: ToSchema>(mut self) -> Self {
         let events = json!({ "anyOf": [self.reference::<T>(), self.error()] });
-        let content = json!({ "schema": { "type": "string" }, "x-event-schema": events });
+        // A schema here would be read as that of the text by some and as that of an event by others.
+        let content = json!({ "x-event-schema": events });
         self.contents.insert("text/event-stream".into(), content);
         self
     }

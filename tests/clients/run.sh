@@ -49,7 +49,11 @@ npm_packages() {
     cp "$here"/*.mjs "$work/node/" || return
     (cd "$work/node" && npm install --silent --no-audit --no-fund "$@")
 }
-python() { "$work/python/bin/python" "$here/$1" "$base" clients; }
+python() {
+    script=$1
+    shift
+    "$work/python/bin/python" "$here/$script" "$base" clients "$@"
+}
 javascript() { (cd "$work/node" && node "$1" "$base" clients); }
 
 mkdir -p "$work/node"
@@ -68,6 +72,11 @@ run tritonclient 'python_packages tritonclient[http]' python triton_session.py
 run ai-sdk 'npm_packages ai @ai-sdk/openai @ai-sdk/openai-compatible' javascript ai_sdk.mjs
 run langchain 'python_packages langchain-openai' python langchain_session.py
 run litellm 'python_packages litellm' python litellm_session.py
+
+# SCHEMAS=1000 and CROWD=256 ask for as much as a release should pass; the defaults fit a slow machine.
+run metrics 'python_packages' python metrics_session.py
+run schemas 'python_packages openai jsonschema' python schema_session.py "${SCHEMAS:-50}"
+run crowd 'python_packages' python crowd_session.py "$server" "${CROWD:-64}"
 
 # A drain ends well.
 kill -TERM "$server"

@@ -1,5 +1,6 @@
 //! `kvasir bench`: latency of one stream, throughput of a batch, speed of the scheduler alone, the figures of a paper.
 
+mod http;
 mod invariance;
 mod kernels;
 mod latency;
@@ -28,6 +29,8 @@ pub enum BenchCommand {
     Kernels(kernels::KernelsArgs),
     /// What it costs that a request's result does not depend on its neighbours: decode steps beside kernels that may choose
     Invariance(invariance::InvarianceArgs),
+    /// What the HTTP front end costs: CPU time of requests and of streamed tokens, on a simulated engine
+    Http(http::HttpArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
     /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
@@ -41,6 +44,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
         BenchCommand::Serve(args) => serve::run(args),
         BenchCommand::Kernels(args) => kernels::run(args),
         BenchCommand::Invariance(args) => invariance::run(args),
+        BenchCommand::Http(args) => http::run(args),
         BenchCommand::Sim(args) => sim::run(args),
         BenchCommand::Paper(args) => paper::run(args),
     }

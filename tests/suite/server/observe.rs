@@ -28,6 +28,11 @@ fn metrics_have_the_names_and_buckets_that_dashboards_know() {
     let body = json!({ "prompt": "x".repeat(40), "max_tokens": 10, "ignore_eos": true, "n": 2 });
     server.ok("/v1/completions", &body);
     server.ok("/v1/completions", &body);
+    // Gauges come from the latest snapshot, which may be a moment older than the answer.
+    server.wait_until("a snapshot of the end", |server| {
+        let kv = server.engine.telemetry().snapshot().kv;
+        kv.query_tokens >= 80 && kv.used == 0
+    });
     let answer = server.get("/metrics");
     assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     let found = samples(&answer.body);
