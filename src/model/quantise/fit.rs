@@ -36,12 +36,12 @@ pub struct Grid {
     pub zero: u8,
 }
 
-/// Ranges that are tried: this many, each narrower by a fiftieth.
+/// Ranges that are tried: this many, each narrower by a fiftieth, at both ends and at either.
 const RANGES: u32 = 20;
 
 /// Rounds `w` to codes of so many bits and gives their grid. With importances the best of several ranges is taken.
 pub fn fit(w: &[f32], importance: Option<&[f32]>, bits: u32, store: ScaleType, codes: &mut [u8]) -> Grid {
-    let whole = grid(w, 1.0, bits, store);
+    let whole = grid(w, (1.0, 1.0), bits, store);
     let Some(importance) = importance else {
         encode(w, whole, bits, codes);
         return whole;
@@ -53,8 +53,11 @@ pub fn fit(w: &[f32], importance: Option<&[f32]>, bits: u32, store: ScaleType, c
             best = (error, grid);
         }
     };
-    for i in 0..RANGES {
-        let narrow = grid(w, 1.0 - 0.02 * i as f32, bits, store);
+    let parts = (0..RANGES).map(|i| 1.0 - 0.02 * i as f32);
+    // A symmetric range has one end.
+    let ranges = parts.flat_map(|p| [(p, p), (1.0, p), (p, 1.0)].into_iter().take(if bits == 8 { 1 } else { 3 }));
+    for range in ranges {
+        let narrow = grid(w, range, bits, store);
         consider(narrow);
         encode(w, narrow, bits, codes);
         let (mut over, mut under) = (0.0f64, 0.0f64);
@@ -72,19 +75,20 @@ pub fn fit(w: &[f32], importance: Option<&[f32]>, bits: u32, store: ScaleType, c
     best.1
 }
 
-/// The grid over a part of the range of `w`, 0 included.
-fn grid(w: &[f32], part: f32, bits: u32, store: ScaleType) -> Grid {
+/// The grid over a part of the range of `w` below 0 and a part of that above.
+fn grid(w: &[f32], (below, above): (f32, f32), bits: u32, store: ScaleType) -> Grid {
     let (low, high) = w.iter().fold((0.0f32, 0.0f32), |(low, high), &w| (low.min(w), high.max(w)));
+    let (low, high) = (low * below, high * above);
     let top = (1u32 << bits) - 1;
     let scale = match bits {
-        8 => low.abs().max(high) * part / 127.0,
-        _ => (high - low) * part / top as f32,
+        8 => low.abs().max(high) / 127.0,
+        _ => (high - low) / top as f32,
     };
     let scale = store.round(scale);
     if !scale.is_finite() || scale <= 0.0 {
         return Grid { scale: 1.0, zero: 1 << (bits - 1) };
     }
-    let zero = if bits == 8 { 128.0 } else { (-low * part / scale).round().clamp(0.0, top as f32) };
+    let zero = if bits == 8 { 128.0 } else { (-low / scale).round().clamp(0.0, top as f32) };
     Grid { scale, zero: zero as u8 }
 }
 
