@@ -97,6 +97,7 @@ impl Joined {
 }
 
 /// Bytes of activations, attention's partial results, logits, tables of cosines and sines, and the step's metadata.
+/// Where an adapter's products keep gate and up to themselves, as much less as these take is allocated.
 pub fn workspace_bytes(model: &Model, cfg: &ExecutorConfig) -> Result<u64, ModelError> {
     let spec = model.spec();
     let inputs = Inputs::of(model, cfg)?;

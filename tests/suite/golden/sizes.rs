@@ -4,6 +4,7 @@
 use super::*;
 use kvasir::executor::wgpu_executor;
 use kvasir::memory::{self, FixedBytes, KvSize, KvTokenBytes, MemoryConfig};
+use kvasir::model::spec::MlpKind;
 
 /// Largest difference, in percent.
 const TOLERANCE: f64 = 3.0;
@@ -27,10 +28,21 @@ pub fn check(path: &Path, model: &Model, cfg: &ExecutorConfig, executor: &WgpuEx
         ("all", plan.total_bytes, executor.allocated_bytes()),
     ];
     for (what, estimated, allocated) in pairs {
-        let error = 100.0 * (estimated as f64 / allocated as f64 - 1.0);
+        // Headers do not tell whether the adapter's products keep gate and up to themselves.
+        let fused = if what == "workspace" && !cfg.precise { gate_up_bytes(model, cfg) } else { 0 };
+        let percent = |estimated: u64| 100.0 * (estimated as f64 / allocated as f64 - 1.0);
+        let error = percent(estimated);
         let line = format!("{}: {what}: {estimated} estimated, {allocated} allocated: {error:.2} %", path.display());
-        assert!(error.abs() <= TOLERANCE, "{line}");
+        assert!(error >= -TOLERANCE && percent(estimated - fused) <= TOLERANCE, "{line}");
     }
+}
+
+/// Of a step's largest batch, where the MLP is dense.
+fn gate_up_bytes(model: &Model, cfg: &ExecutorConfig) -> u64 {
+    let spec = model.spec();
+    let is_gated = spec.block.mlp == MlpKind::Gated && spec.block.experts.is_none();
+    let row = 2 * u64::from(kvasir::kernels::stride(spec.intermediate_size)) * 4;
+    if is_gated { row * u64::from(cfg.max_tokens_per_step) } else { 0 }
 }
 
 #[test]
