@@ -50,6 +50,8 @@ shot() {
         sleep 1
         waited=$((waited + 1))
     done
+    # A window that came up under the pointer has not seen it leave.
+    xdotool mousemove 3 3
     sleep 2
     import -window root "$out/$name.png"
     stop "$app_pid"; app_pid=''
