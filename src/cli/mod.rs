@@ -26,6 +26,7 @@ mod render;
 mod replay;
 mod run_batch;
 mod serve;
+mod serve_fleet;
 mod session;
 mod tokenize;
 mod trace;

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct SamplingFields {
     /// A served name; nothing is the model that is loaded.
+    #[allow(dead_code, reason = "the model was opened before the other fields are read")]
     pub model: Option<String>,
     /// 0 takes the most likely token, the lowest id on ties.
     #[schema(minimum = 0, maximum = 100)]
