@@ -92,7 +92,7 @@ fn owners_ui(ui: &mut Ui, theme: &Theme, owners: &[(Owner, u32)], room: f32, fil
     owners[..num_shown].iter().for_each(|owner| owner_chip(ui, owner, width));
     let rest = &owners[num_shown..];
     if !rest.is_empty() {
-        let more = ui.menu_button(small(&format!("+{}", rest.len()), theme.text), |ui| {
+        let more = ui.menu_button(small(format!("+{}", rest.len()), theme.text), |ui| {
             rest.iter().for_each(|owner| owner_chip(ui, owner, 200.0));
         });
         more.response
