@@ -1,12 +1,11 @@
 //! `kvasir serve`: the OpenAI-compatible server.
 
-use super::args::{ModelArgs, PoolingArg};
+use super::args::PoolingArg;
 use super::error::{CliError, CliResult, Exit};
-use super::{interrupt, out, session};
-use crate::config::HumanInt;
+use super::{interrupt, out, serve_fleet, session};
+use crate::config::{EngineArgs, HumanInt};
 use crate::engine::EngineHandle;
 use crate::engine::handle::EngineStatus;
-use crate::engine::options::LoadRequest;
 use crate::server::tools::FORMATS;
 use crate::server::{ServeError, Server, ServerOptions};
 use std::path::PathBuf;
@@ -17,8 +16,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
     /// As --model
-    #[arg(value_name = "MODEL", conflicts_with = "model")]
-    pub name: Option<String>,
+    #[arg(value_name = "MODEL", conflicts_with = "models")]
+    pub names: Vec<String>,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: String,
@@ -75,25 +74,35 @@ pub struct ServeArgs {
     /// Seeds requests that bring no seed
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// A GGUF file, a Hugging Face folder or the id of a model found here (repeatable: the first is loaded at once, the
+    /// others when they are asked for; default: the built-in default model)
+    #[arg(long = "model", value_name = "[NAME=]PATH|ID", env = "KVASIR_MODEL", hide_env_values = true)]
+    pub models: Vec<String>,
+    /// Memory that several models may take together, in GiB; the one idle for longest gives way (default: what is free
+    /// now where the adapter is a CPU, else what the device gives)
+    #[arg(long, value_name = "GIB")]
+    pub model_memory: Option<f64>,
+    /// Seconds after which a model that nobody uses is unloaded, to be loaded again when it is asked for
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub model_idle_timeout: Option<u64>,
     #[command(flatten)]
-    pub model: ModelArgs,
+    pub engine: EngineArgs,
 }
 
 pub fn run(args: &ServeArgs) -> CliResult {
     let file = session::config()?;
-    let engine_options = session::options(&args.model, &file, args.seed, |options| {
+    let engine_options = session::engine_options(&args.engine, &file, args.seed, |options| {
         options.max_queue = args.max_queue.map_or(options.max_queue, |n| n.0.max(1));
     })?;
-    let name = args.name.as_deref().or(args.model.model.as_deref());
-    let source = session::source(name, &file)?;
-    let engine = EngineHandle::start(engine_options.clone());
+    let plan = serve_fleet::plan(args, engine_options, &file)?;
+    let (engine, request) = (plan.engines[0].clone(), plan.first);
     // Before the model is read, so that a port that is taken shows at once.
-    let server = Server::bind(engine.clone(), server_options(args))?;
+    let server = Server::bind_fleet(plan.fleet, server_options(args))?;
     match (server.local_addr(), &args.uds) {
         (Some(address), _) => out::note(&format!("listening on http://{address}")),
         (None, path) => out::note(&format!("listening on {}", path.clone().unwrap_or_default().display())),
     }
-    engine.load(LoadRequest { source, options: engine_options });
+    engine.load(request);
     let has_failed = Arc::new(AtomicBool::new(false));
     let loading = {
         let (engine, has_failed) = (engine.clone(), has_failed.clone());
@@ -103,7 +112,8 @@ pub fn run(args: &ServeArgs) -> CliResult {
     let result = server.run(move || interrupt::presses() + 2 * u32::from(stop.load(Ordering::Acquire)));
     engine.cancel_load();
     let loaded = loading.join().unwrap_or_else(|_| Err(CliError::failure("the load was not watched to its end")));
-    engine.shutdown();
+    drop(engine);
+    plan.engines.into_iter().for_each(EngineHandle::shutdown);
     result?;
     if has_failed.load(Ordering::Acquire) && interrupt::presses() == 0 {
         loaded?;

@@ -3,7 +3,7 @@
 use super::args::{ModelArgs, token_lists};
 use super::error::CliError;
 use super::{interrupt, out};
-use crate::config::{ConfigFile, Dirs};
+use crate::config::{ConfigFile, Dirs, EngineArgs};
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
 use crate::engine::loader;
@@ -36,7 +36,17 @@ pub fn options(
     seed: Option<u64>,
     adjust: impl FnOnce(&mut EngineOptions),
 ) -> Result<EngineOptions, CliError> {
-    let mut options = args.engine.resolve(&file.engine, &Dirs::resolve()?.cache, seed)?;
+    engine_options(&args.engine, file, seed, adjust)
+}
+
+/// As [`options`], for commands that name models otherwise.
+pub fn engine_options(
+    args: &EngineArgs,
+    file: &ConfigFile,
+    seed: Option<u64>,
+    adjust: impl FnOnce(&mut EngineOptions),
+) -> Result<EngineOptions, CliError> {
+    let mut options = args.resolve(&file.engine, &Dirs::resolve()?.cache, seed)?;
     adjust(&mut options);
     Ok(options)
 }

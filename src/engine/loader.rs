@@ -270,6 +270,14 @@ fn go_on(on_progress: OnProgress<'_>, phase: &str) -> Result<(), LoadFailure> {
     }
 }
 
+/// What a model is called.
+pub(super) fn name_of(model: &Model) -> String {
+    // The default model's file names itself by its training run.
+    let info = model.info();
+    let is_default = info.path.file_name().is_some_and(|name| name == hub::DEFAULT_MODEL.file);
+    if is_default { hub::DEFAULT_MODEL.name.to_string() } else { info.name.clone() }
+}
+
 pub(super) fn loaded_model(
     model: &Model,
     text: TextSide,
@@ -281,10 +289,8 @@ pub(super) fn loaded_model(
     let (info, defaults) = (model.info(), model.generation_defaults());
     // A model that asks for greedy decoding says so by `do_sample: false`.
     let temperature = if defaults.do_sample == Some(false) { Some(0.0) } else { defaults.temperature };
-    // The default model's file names itself by its training run.
-    let is_default = info.path.file_name().is_some_and(|name| name == hub::DEFAULT_MODEL.file);
     LoadedModel {
-        name: if is_default { hub::DEFAULT_MODEL.name.to_string() } else { info.name.clone() },
+        name: name_of(model),
         path: Some(info.path.clone()),
         arch: info.arch.clone(),
         quant: info.quant.clone(),

@@ -100,8 +100,14 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
     let room = memory::max_context(spec, &config, memory.num_blocks);
     if options.max_model_len.is_some_and(|asked| asked > room) {
         let fault = format!("a context of {wanted_len} tokens does not fit: the KV pool holds {room} tokens");
-        return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)
-            .with_fix(format!("use --max-model-len {room} or less, or free memory")));
+        let fix = match options.num_gpu_blocks_override {
+            Some(_) => {
+                let needed = memory::blocks_of(spec, &config, wanted_len) + 1;
+                format!("use --num-gpu-blocks-override {needed} or more, or --max-model-len {room} or less")
+            }
+            None => format!("use --max-model-len {room} or less, or free memory"),
+        };
+        return Err(LoadFailure::new(FailureKind::DoesNotFit, fault).with_fix(fix));
     }
     let per_block = memory.kv_bytes_per_token * u64::from(options.block_size);
     // It is taken as blocks come to it; on a small machine not more than a share of what is free.

@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
 //! [`choices`], [`branches`], [`output`], [`pooling`], [`scores`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
-//! [`prefetch`], [`record`], [`prefixes`], [`loader`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`prefetch`], [`record`], [`prefixes`], [`loader`], [`survey`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
 
 pub mod beams;
 pub mod branches;
@@ -32,6 +32,7 @@ mod recorder;
 pub mod run_state;
 mod scores;
 pub mod stop_strings;
+pub mod survey;
 pub mod text_side;
 pub mod thread;
 

@@ -1,50 +1,48 @@
-//! What all handlers share: the engine's handle, the options, who is served now, whether the server drains.
+//! What all handlers share: the models, the options, who is served now, whether the server drains.
 //!
 //! Guarantees: a request counts as under way until its guard is dropped, however it ends; nothing here waits for the
 //! engine.
 
 use super::error::{ApiError, ApiResult};
-use super::metrics::Metrics;
+use super::fleet::{self, Fleet, Model, ModelUse};
 use super::options::ServerOptions;
 use super::responses::ResponseStore;
-use crate::constrain::GrammarCompiler;
-use crate::engine::EngineHandle;
-use crate::engine::handle::{EngineStatus, LoadedModel};
+use crate::engine::handle::EngineStatus;
 use crate::ids::RequestId;
 use crate::protocol::OwnerTag;
-use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 /// Shared by all requests.
 pub type App = Arc<AppState>;
 
 /// State of the server.
 pub struct AppState {
-    pub engine: EngineHandle,
+    pub fleet: Fleet,
     pub options: ServerOptions,
-    pub metrics: Arc<Metrics>,
     pub responses: ResponseStore,
     /// When the server started, in seconds since 1970.
     pub created: u64,
-    started: Instant,
     is_draining: AtomicBool,
     under_way: Mutex<UnderWay>,
-    /// Steps that the engine had made when it last moved, and when that was, in milliseconds since the start.
-    progress: (AtomicU64, AtomicU64),
-    /// Of the model whose tokenizer stands beside it; made when it is first wanted.
-    compiler: Mutex<Option<(Arc<Tokenizer>, Arc<GrammarCompiler>)>>,
 }
 
 #[derive(Default)]
 struct UnderWay {
     total: usize,
     by_owner: HashMap<u64, usize>,
-    /// By the number of the request: names, and the runs of that request.
-    runs: HashMap<u64, (Vec<String>, Vec<RequestId>)>,
+    /// By the number of the request.
+    runs: HashMap<u64, NamedRuns>,
     num_admitted: u64,
+}
+
+/// The runs of one request, and the names by which it may be aborted.
+#[derive(Clone)]
+struct NamedRuns {
+    names: Vec<String>,
+    model: Arc<Model>,
+    ids: Vec<RequestId>,
 }
 
 /// Who sent a request, and what it is called in logs.
@@ -56,63 +54,24 @@ pub struct Caller {
 }
 
 impl AppState {
-    pub fn new(engine: EngineHandle, options: ServerOptions) -> App {
+    pub fn new(fleet: Fleet, options: ServerOptions) -> App {
         Arc::new(AppState {
-            engine,
+            fleet,
             options,
-            metrics: Arc::new(Metrics::new()),
             responses: ResponseStore::default(),
             created: unix_seconds(),
-            started: Instant::now(),
             is_draining: AtomicBool::new(false),
             under_way: Mutex::new(UnderWay::default()),
-            progress: (AtomicU64::new(0), AtomicU64::new(0)),
-            compiler: Mutex::new(None),
         })
     }
 
-    /// The loaded model, or 503.
-    pub fn model(&self) -> ApiResult<Arc<LoadedModel>> {
-        self.engine.model().ok_or_else(|| ApiError::unavailable("the model is not ready"))
-    }
-
-    /// The names by which requests may call the model, the first one in answers.
-    pub fn served_names(&self, model: &LoadedModel) -> Vec<String> {
-        match self.options.served_names.as_slice() {
-            [] => vec![model.name.clone()],
-            names => names.to_vec(),
-        }
-    }
-
-    /// The name to answer with, where the request's name is one of ours or missing; 404 otherwise.
-    pub fn check_name(&self, model: &LoadedModel, asked: Option<&str>) -> ApiResult<String> {
-        let names = self.served_names(model);
-        match asked.filter(|name| !name.is_empty()) {
-            None => Ok(names[0].clone()),
-            Some(name) if names.iter().any(|served| served == name) => Ok(name.to_owned()),
-            Some(name) => Err(ApiError::not_found(format!("the model `{name}` is not served here"))
-                .with_param("model")
-                .with_code("model_not_found")),
-        }
-    }
-
-    /// What compiles grammars for the model. It may take a while: not on a thread that serves others.
-    pub fn compiler(&self, model: &LoadedModel) -> ApiResult<Arc<GrammarCompiler>> {
-        let mut known = lock(&self.compiler);
-        if let Some((tokenizer, compiler)) = &*known
-            && Arc::ptr_eq(tokenizer, &model.tokenizer)
-        {
-            return Ok(compiler.clone());
-        }
-        let compiler = GrammarCompiler::new(&model.tokenizer, model.vocab_size, &model.eos_token_ids)
-            .map_err(|e| ApiError::bad_request(format!("outputs of this model cannot follow a grammar: {e}")))?;
-        let compiler = Arc::new(compiler);
-        *known = Some((model.tokenizer.clone(), compiler.clone()));
-        Ok(compiler)
+    /// The model that a request names, loaded: 404 where there is none of this name, 503 where it is not ready.
+    pub async fn open(self: &Arc<Self>, asked: Option<&str>) -> ApiResult<Arc<ModelUse>> {
+        fleet::open(self, asked).await
     }
 
     /// Admits one request of a caller: 503 while the server drains, 429 beyond the limit of its key.
-    pub fn admit(self: &Arc<Self>, caller: &Caller) -> ApiResult<UnderWayGuard> {
+    pub fn admit(self: &Arc<Self>, caller: &Caller, model: &Arc<Model>) -> ApiResult<UnderWayGuard> {
         if self.is_draining() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
@@ -126,7 +85,8 @@ impl AppState {
         under_way.total += 1;
         under_way.num_admitted += 1;
         let number = under_way.num_admitted;
-        Ok(UnderWayGuard { app: self.clone(), owner: caller.owner, number })
+        model.num_under_way().fetch_add(1, Ordering::Relaxed);
+        Ok(UnderWayGuard { app: self.clone(), model: model.clone(), owner: caller.owner, number })
     }
 
     /// Requests under way.
@@ -137,11 +97,12 @@ impl AppState {
     /// Aborts the requests that go by these names, or all; how many there were.
     pub fn abort(&self, names: Option<&[String]>) -> usize {
         let under_way = lock(&self.under_way);
-        let is_meant = |known: &[String]| names.is_none_or(|names| known.iter().any(|name| names.contains(name)));
-        let meant: Vec<Vec<RequestId>> =
-            under_way.runs.values().filter(|(known, _)| is_meant(known)).map(|(_, ids)| ids.clone()).collect();
+        let is_meant = |runs: &&NamedRuns| names.is_none_or(|names| runs.names.iter().any(|name| names.contains(name)));
+        let meant: Vec<NamedRuns> = under_way.runs.values().filter(is_meant).cloned().collect();
         drop(under_way);
-        meant.iter().flatten().for_each(|id| self.engine.abort(*id));
+        for runs in &meant {
+            runs.ids.iter().for_each(|id| runs.model.engine.abort(*id));
+        }
         meant.len()
     }
 
@@ -154,20 +115,14 @@ impl AppState {
         self.is_draining.load(Ordering::Acquire)
     }
 
-    /// Notes whether the engine moves, and what its steps did; called about once a second.
+    /// Notes whether the engines move, and what their steps did; called about once a second.
     pub fn watch_progress(&self) {
-        self.metrics.read_steps(&self.engine.telemetry());
-        let steps = self.engine.step_totals().steps;
-        let is_free = self.num_under_way() == 0 || self.engine.is_paused();
-        if is_free || self.progress.0.swap(steps, Ordering::Relaxed) != steps {
-            self.progress.1.store(self.now_ms(), Ordering::Relaxed);
-        }
+        self.fleet.models().iter().for_each(|model| model.watch(self.options.stall_timeout));
     }
 
-    /// True while the engine has work and makes no step for too long.
+    /// True while an engine has work and makes no step for too long.
     pub fn is_stalled(&self) -> bool {
-        let since = self.now_ms().saturating_sub(self.progress.1.load(Ordering::Relaxed));
-        self.num_under_way() > 0 && Duration::from_millis(since) > self.options.stall_timeout
+        self.fleet.models().iter().any(|model| model.is_stalled())
     }
 
     /// Why requests cannot be served now, if so.
@@ -178,21 +133,21 @@ impl AppState {
         if self.is_stalled() {
             return Some("the engine makes no progress");
         }
-        match self.engine.status() {
+        let first = self.fleet.first();
+        match first.engine.status() {
             EngineStatus::Ready(_) => None,
+            // Models that came and went are loaded again for whoever asks.
+            _ if first.has_been_unloaded() => None,
             EngineStatus::Loading { .. } => Some("the model is loading"),
             EngineStatus::NoModel | EngineStatus::Failed { .. } => Some("no model is loaded"),
         }
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
     }
 }
 
 /// One request under way.
 pub struct UnderWayGuard {
     app: App,
+    model: Arc<Model>,
     owner: u64,
     number: u64,
 }
@@ -200,12 +155,14 @@ pub struct UnderWayGuard {
 impl UnderWayGuard {
     /// Says by which names its runs can be aborted.
     pub fn name(&mut self, names: [String; 2], runs: Vec<RequestId>) {
-        lock(&self.app.under_way).runs.insert(self.number, (names.to_vec(), runs));
+        let runs = NamedRuns { names: names.to_vec(), model: self.model.clone(), ids: runs };
+        lock(&self.app.under_way).runs.insert(self.number, runs);
     }
 }
 
 impl Drop for UnderWayGuard {
     fn drop(&mut self) {
+        self.model.num_under_way().fetch_sub(1, Ordering::Relaxed);
         let mut under_way = lock(&self.app.under_way);
         under_way.total -= 1;
         under_way.runs.remove(&self.number);

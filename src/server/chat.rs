@@ -3,6 +3,7 @@
 use super::answer::AnswerParser;
 use super::app::{App, Caller, new_id, unix_seconds};
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::generation::Generation;
 use super::logprobs;
 use super::parse;
@@ -42,8 +43,7 @@ const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 8] = [
 
 /// Everything about a request but its runs.
 pub(super) struct Prepared {
-    model: Arc<LoadedModel>,
-    pub name: String,
+    pub model: Arc<ModelUse>,
     fields: SamplingFields,
     own: ChatFields,
     pub request: GenerateRequest,
@@ -88,7 +88,7 @@ impl Prepared {
     pub fn start(&self, app: &App, caller: &Caller, id: &str) -> ApiResult<(Generation, Reducer)> {
         let n = self.request.decoding.num_choices() as usize;
         let request = (self.request.clone(), structured::fork(&self.rules));
-        let generation = Generation::submit(app, caller, id, vec![request], "messages")?;
+        let generation = Generation::submit(app, &self.model, caller, id, vec![request], "messages")?;
         let shows_stop = self.fields.include_stop_str_in_output == Some(true);
         let reducer = Reducer::new(n, vec![self.prefix.clone()], shows_stop).with_parser(self.parser.clone());
         Ok((generation, reducer))
@@ -97,18 +97,17 @@ impl Prepared {
 
 /// Reads the fields of a chat, renders and encodes it on a thread that may take its time.
 pub(super) async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
+    let model = app.open(value["model"].as_str()).await?;
     let (app, caller) = (app.clone(), caller.clone());
-    let work = tokio::task::spawn_blocking(move || prepare(&app, &caller, &value));
+    let work = tokio::task::spawn_blocking(move || prepare(&app, model, &caller, &value));
     work.await.map_err(|_| ApiError::internal())?
 }
 
-fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
+fn prepare(app: &App, model: Arc<ModelUse>, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     let fields: SamplingFields = parse::fields(value)?;
     let own: ChatFields = parse::fields(value)?;
     parse::refuse(value, &UNSUPPORTED)?;
     parse::refuse(value, &UNSUPPORTED_IN_CHAT)?;
-    let model = app.model()?;
-    let name = app.check_name(&model, fields.model.as_deref())?;
     let logprobs = match (own.logprobs, own.top_logprobs) {
         (Some(true), top) => Some(top.unwrap_or(0)),
         (_, Some(top)) if top > 0 => {
@@ -127,11 +126,11 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     };
     let request = prepare::requests(&fields, &limits, vec![prompt], &model, caller)?.swap_remove(0);
     let prefix = rendered.continued.clone().filter(|_| fields.echo == Some(true)).unwrap_or_default();
-    let mut rules = structured::rules(app, &model, value, tools.as_ref().and_then(Tools::grammar))?;
+    let mut rules = structured::rules(&model, value, tools.as_ref().and_then(Tools::grammar))?;
     rules.prompt_logprobs = prepare::prompt_logprobs(&fields)?;
     let (parser, shows_special) = parser(app, &model, &rendered, tools.as_ref());
     rules.shows_special |= shows_special;
-    Ok(Prepared { model, name, fields, own, request, rules, parser, prefix })
+    Ok(Prepared { model, fields, own, request, rules, parser, prefix })
 }
 
 /// What reads the answer, and whether it must see special tokens. Plain text needs nothing.
@@ -176,8 +175,8 @@ impl Writer {
         Writer {
             id,
             created: unix_seconds(),
-            model: prepared.model,
-            name: prepared.name,
+            name: prepared.model.name.clone(),
+            model: prepared.model.loaded.clone(),
             options: prepared.fields.stream_options.unwrap_or_default(),
             has_logprobs: prepared.own.logprobs == Some(true),
             prompt: returns_ids.then_some(prepared.request.prompt),

@@ -2,6 +2,7 @@
 
 use super::app::{App, Caller, new_id, unix_seconds};
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::generation::Generation;
 use super::logprobs;
 use super::parse;
@@ -29,8 +30,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Everything about a request but its runs.
 pub(super) struct Prepared {
-    model: Arc<LoadedModel>,
-    name: String,
+    model: Arc<ModelUse>,
     fields: SamplingFields,
     own: CompletionFields,
     requests: Vec<GenerateRequest>,
@@ -74,7 +74,7 @@ impl Prepared {
     /// Queues the request.
     pub fn start(&self, app: &App, caller: &Caller, id: &str) -> ApiResult<(Generation, Reducer)> {
         let requests = self.requests.iter().map(|request| (request.clone(), structured::fork(&self.rules)));
-        let generation = Generation::submit(app, caller, id, requests.collect(), "prompt")?;
+        let generation = Generation::submit(app, &self.model, caller, id, requests.collect(), "prompt")?;
         let shows_stop = self.fields.include_stop_str_in_output == Some(true);
         Ok((generation, Reducer::new(self.num_choices(), self.prefixes.clone(), shows_stop)))
     }
@@ -95,19 +95,18 @@ pub(super) fn text_of(parts: Vec<Part>) -> String {
 
 /// Reads the fields of a completion and encodes it on a thread that may take its time.
 pub(super) async fn prepare_off_thread(app: &App, caller: &Caller, value: Value) -> ApiResult<Prepared> {
+    let model = app.open(value["model"].as_str()).await?;
     let (app, caller) = (app.clone(), caller.clone());
-    let work = tokio::task::spawn_blocking(move || prepare(&app, &caller, &value));
+    let work = tokio::task::spawn_blocking(move || prepare(&app, model, &caller, &value));
     work.await.map_err(|_| ApiError::internal())?
 }
 
-fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
+fn prepare(app: &App, model: Arc<ModelUse>, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
     let fields: SamplingFields = parse::fields(value)?;
     let own: CompletionFields = parse::fields(value)?;
     parse::refuse(value, &UNSUPPORTED)?;
     parse::refuse(value, &[("suffix", |suffix| suffix == "")])?;
     let echo = fields.echo == Some(true);
-    let model = app.model()?;
-    let name = app.check_name(&model, fields.model.as_deref())?;
     let add_special = fields.add_special_tokens.unwrap_or(true);
     let (prompts, prefixes) = prompts(&own.prompt, &model, (add_special, "prompt"), echo)?;
     if prompts.is_empty() || prompts.len() > app.options.max_prompts {
@@ -121,7 +120,7 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
         logprobs_field: "logprobs",
     };
     let requests = prepare::requests(&fields, &limits, prompts, &model, caller)?;
-    let mut rules = structured::rules(app, &model, value, None)?;
+    let mut rules = structured::rules(&model, value, None)?;
     rules.prompt_logprobs = prepare::prompt_logprobs(&fields)?;
     if let Some(asked) = own.logprobs.filter(|_| echo) {
         if fields.use_beam_search == Some(true) {
@@ -129,7 +128,7 @@ fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<Prepared> {
         }
         rules.prompt_logprobs = rules.prompt_logprobs.max(Some(asked as u8));
     }
-    Ok(Prepared { model, name, fields, own, requests, rules, prefixes })
+    Ok(Prepared { model, fields, own, requests, rules, prefixes })
 }
 
 /// The tokens of each prompt, and its text where it is echoed; `name` is that of the field.
@@ -183,8 +182,8 @@ impl Writer {
         Writer {
             id,
             created: unix_seconds(),
-            model: prepared.model,
-            name: prepared.name,
+            name: prepared.model.name.clone(),
+            model: prepared.model.loaded.clone(),
             options: prepared.fields.stream_options.unwrap_or_default(),
             has_logprobs: prepared.own.logprobs.is_some(),
             returns_ids: prepared.fields.return_token_ids == Some(true),

@@ -6,6 +6,7 @@
 use super::app::{App, Caller, new_id};
 use super::completions;
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::generation::Generation;
 use super::parse;
 use super::prepare;
@@ -20,6 +21,7 @@ use axum::http::HeaderMap;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// Texts of one request, as OpenAI's API has it.
@@ -29,6 +31,7 @@ const PIECE: usize = 64;
 
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct EmbeddingFields {
+    #[allow(dead_code, reason = "the model was opened before the other fields are read")]
     pub model: Option<String>,
     pub input: PromptField,
     pub encoding_format: Option<EncodingFormat>,
@@ -81,7 +84,7 @@ pub struct EmbeddingUsage {
 }
 
 struct Prepared {
-    name: String,
+    model: Arc<ModelUse>,
     prompts: Vec<Vec<TokenId>>,
     pooling: Pooling,
     dimensions: Option<usize>,
@@ -96,9 +99,10 @@ pub async fn create(
     body: Body,
 ) -> ApiResult<Json<EmbeddingResponse>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+    let model = app.open(value["model"].as_str()).await?;
     let work = tokio::task::spawn_blocking({
         let app = app.clone();
-        move || prepare(&app, &value)
+        move || prepare(&app, model, &value)
     });
     let prepared = work.await.map_err(|_| ApiError::internal())??;
     let id = new_id("embd-");
@@ -114,13 +118,11 @@ pub async fn create(
             data.push(Embedding { object: "embedding", index: data.len(), embedding });
         }
     }
-    Ok(Json(EmbeddingResponse { id, object: "list", data, model: prepared.name, usage }))
+    Ok(Json(EmbeddingResponse { id, object: "list", data, model: prepared.model.name.clone(), usage }))
 }
 
-fn prepare(app: &App, value: &Value) -> ApiResult<Prepared> {
+fn prepare(app: &App, model: Arc<ModelUse>, value: &Value) -> ApiResult<Prepared> {
     let fields: EmbeddingFields = parse::fields(value)?;
-    let model = app.model()?;
-    let name = app.check_name(&model, fields.model.as_deref())?;
     let pooling = pooling_of(app, &model)?;
     if let Some(dimensions) = fields.dimensions.filter(|n| !(1..=model.hidden_size).contains(n)) {
         let message = format!("dimensions must be between 1 and {}, not {dimensions}", model.hidden_size);
@@ -136,7 +138,7 @@ fn prepare(app: &App, value: &Value) -> ApiResult<Prepared> {
         prepare::truncate(fields.truncate_prompt_tokens, model.max_model_len.saturating_sub(1), prompt)?;
     }
     Ok(Prepared {
-        name,
+        model,
         prompts,
         pooling,
         dimensions: fields.dimensions.map(|n| n as usize),
@@ -167,7 +169,8 @@ async fn embed(
         let request = GenerateRequest::embedding(caller.tag(), prompt.clone());
         (GenerateRequest { priority: prepared.priority, ..request }, rules)
     };
-    let mut generation = Generation::submit(app, caller, id, prompts.iter().map(request).collect(), "input")?;
+    let mut generation =
+        Generation::submit(app, &prepared.model, caller, id, prompts.iter().map(request).collect(), "input")?;
     let mut vectors = vec![Vec::new(); prompts.len()];
     while let Some((run, event)) = generation.recv().await {
         match event {

@@ -4,9 +4,11 @@
 
 use super::app::{App, Caller, UnderWayGuard};
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::metrics::RunMeter;
 use crate::engine::Run;
 use crate::protocol::{EngineEvent, GenerateRequest, OutputRules};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// One or several runs under way.
@@ -16,22 +18,25 @@ pub struct Generation {
     next: usize,
     /// Counts the request as under way, and gives its runs names to be aborted by.
     _guard: UnderWayGuard,
+    /// The model stays loaded.
+    _model: Arc<ModelUse>,
 }
 
 impl Generation {
     /// Queues all requests, or none. `response_id` is one of the names by which the client may abort it.
     pub fn submit(
         app: &App,
+        model: &Arc<ModelUse>,
         caller: &Caller,
         response_id: &str,
         requests: Vec<(GenerateRequest, OutputRules)>,
         prompt_field: &'static str,
     ) -> ApiResult<Generation> {
-        let mut guard = app.admit(caller)?;
+        let mut guard = app.admit(caller, &model.model)?;
         let mut runs = Vec::with_capacity(requests.len());
         for (request, rules) in requests {
-            let meter = RunMeter::new(app.metrics.clone(), &request);
-            match app.engine.submit_with(request, rules) {
+            let meter = RunMeter::new(model.model.metrics.clone(), &request);
+            match model.model.engine.submit_with(request, rules) {
                 Ok(run) => runs.push((run, meter)),
                 Err(error) => {
                     meter.refuse();
@@ -41,7 +46,7 @@ impl Generation {
         }
         let ids = runs.iter().map(|(run, _)| run.id()).collect();
         guard.name([caller.request_id.clone(), response_id.to_owned()], ids);
-        Ok(Generation { runs, next: 0, _guard: guard })
+        Ok(Generation { runs, next: 0, _guard: guard, _model: model.clone() })
     }
 
     /// The next event of any run, with the run's index; `None` when all have ended.

@@ -2,7 +2,7 @@
 
 use super::app::{App, Caller, unix_seconds};
 use super::error::{ApiError, ApiResult};
-use super::parse;
+use super::parse::{self, ModelQuery, QueryFields};
 use crate::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -84,7 +84,8 @@ pub async fn live(State(app): State<App>) -> Response {
 /// Runs one token through the engine.
 pub async fn generate(State(app): State<App>) -> ApiResult<Response> {
     let health = Caller { request_id: "health".into(), owner: u64::MAX };
-    let _guard = app.admit(&health)?;
+    let model = app.open(None).await?;
+    let _guard = app.admit(&health, &model.model)?;
     let request = GenerateRequest {
         owner: OwnerTag { id: health.owner, label: health.request_id.clone() },
         prompt: vec![0],
@@ -95,7 +96,7 @@ pub async fn generate(State(app): State<App>) -> ApiResult<Response> {
         cache_salt: 0,
         adapter: 0,
     };
-    let run = app.engine.submit(request).map_err(|e| ApiError::of_run(&e, "prompt"))?;
+    let run = model.model.engine.submit(request).map_err(|e| ApiError::of_run(&e, "prompt"))?;
     let ended = async {
         loop {
             match std::future::poll_fn(|cx| run.poll_recv(cx)).await {
@@ -113,7 +114,7 @@ pub async fn generate(State(app): State<App>) -> ApiResult<Response> {
 
 /// The version, and what must agree between replicas.
 pub async fn version(State(app): State<App>) -> Json<Version> {
-    let model = app.engine.model().map(|model| model.name.clone());
+    let model = app.fleet.first().engine.model().map(|model| model.name.clone());
     Json(Version { version: env!("CARGO_PKG_VERSION"), engine: "kvasir", model })
 }
 
@@ -122,9 +123,13 @@ pub async fn load(State(app): State<App>) -> Json<ServerLoad> {
 }
 
 /// Load in the words of SGLang's routers.
-pub async fn loads(State(app): State<App>) -> ApiResult<Json<ReplicaLoads>> {
-    let model = app.model()?;
-    let snapshot = app.engine.telemetry().snapshot();
+pub async fn loads(
+    State(app): State<App>,
+    QueryFields(query): QueryFields<ModelQuery>,
+) -> ApiResult<Json<ReplicaLoads>> {
+    let (served, _) = app.fleet.find(query.model.as_deref())?;
+    let model = served.loaded()?;
+    let snapshot = served.engine.telemetry().snapshot();
     let (mut running, mut waiting) = (0, 0);
     for request in &snapshot.requests {
         match request.state {
@@ -156,8 +161,11 @@ pub async fn is_sleeping() -> Json<Sleeping> {
 }
 
 pub async fn reset_prefix_cache(State(app): State<App>) -> ApiResult<Response> {
-    app.model()?;
-    app.engine.reset_prefix_cache();
+    let loaded: Vec<_> = app.fleet.models().iter().filter(|model| model.engine.model().is_some()).collect();
+    if loaded.is_empty() {
+        return Err(ApiError::unavailable("the model is not ready"));
+    }
+    loaded.iter().for_each(|model| model.engine.reset_prefix_cache());
     Ok(StatusCode::OK.into_response())
 }
 

@@ -120,7 +120,7 @@ pub struct ModelPath {
 impl ModelPath {
     /// The name to answer with; 404 where there is no such model or version.
     pub fn check(&self, app: &App) -> ApiResult<String> {
-        let name = app.check_name(&*app.model()?, Some(&self.name))?;
+        let (_, name) = app.fleet.find(Some(&self.name))?;
         match self.version.as_deref() {
             None | Some(VERSION) => Ok(name),
             Some(other) => Err(ApiError::not_found(format!("the model `{name}` has no version {other}"))),
@@ -141,9 +141,13 @@ pub async fn server() -> Json<ServerMetadata> {
 
 /// `POST /v2/repository/index`: the models there are.
 pub async fn index(State(app): State<App>) -> ApiResult<Json<Vec<ModelEntry>>> {
-    let (model, state) = (app.model()?, if app.unready().is_none() { "READY" } else { "UNAVAILABLE" });
-    let entry = |name| ModelEntry { name, version: VERSION, state };
-    Ok(Json(app.served_names(&model).into_iter().map(entry).collect()))
+    let mut entries = Vec::new();
+    for model in app.fleet.models() {
+        let is_ready = app.unready().is_none() && model.is_available();
+        let state = if is_ready { "READY" } else { "UNAVAILABLE" };
+        entries.extend(model.names()?.into_iter().map(|name| ModelEntry { name, version: VERSION, state }));
+    }
+    Ok(Json(entries))
 }
 
 /// `GET /v2/models/{name}`.

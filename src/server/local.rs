@@ -3,6 +3,7 @@
 //! Guarantees: what a request gets is what it would get over HTTP, errors included. Streams are refused.
 
 use super::app::AppState;
+use super::fleet::Fleet;
 use super::options::ServerOptions;
 use super::routes;
 use crate::engine::EngineHandle;
@@ -33,7 +34,7 @@ impl LocalApi {
     /// Keys, hosts and addresses of the options mean nothing here.
     pub fn new(engine: EngineHandle, options: ServerOptions) -> Self {
         let options = ServerOptions { api_keys: Vec::new(), logs_requests: false, ..options };
-        LocalApi { router: routes::router(AppState::new(engine, options)) }
+        LocalApi { router: routes::router(AppState::new(Fleet::of_one(engine, options.served_names.clone()), options)) }
     }
 
     /// Posts a body to a path.

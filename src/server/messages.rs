@@ -30,7 +30,8 @@ pub async fn create(
     let prepared = chat::prepare_off_thread(&app, &caller, chat_body(&fields, Some(limit))?).await?;
     let id = new_id("msg_");
     let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
-    let mut writer = Writer { id, model: prepared.name, blocks: Blocks::default(), finish: None, has_begun: false };
+    let mut writer =
+        Writer { id, model: prepared.model.name.clone(), blocks: Blocks::default(), finish: None, has_begun: false };
     if fields.stream == Some(true) {
         return Ok(sse::respond(&app, generation, reducer, writer));
     }

@@ -3,9 +3,9 @@
 //! Guarantees: it talks to the engine through [`EngineHandle`] alone; streamed and whole answers come from one reducer;
 //! a client that goes away frees its blocks within a step, and a slow one is merged, then cut off, and slows nobody;
 //! known fields that are not supported are refused, never ignored; answers name no paths and no internals. It does not
-//! attempt TLS, several models at once or routing between replicas.
+//! attempt TLS or routing between replicas.
 //!
-//! Reading order: [`options`], [`app`] (shared state), [`run`] (the process's side), [`routes`], [`openapi`] (their description), [`guard`] (keys, hosts,
+//! Reading order: [`options`], [`fleet`] (the models), [`app`] (shared state), [`run`] (the process's side), [`routes`], [`openapi`] (their description), [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
 //! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], then a file per
 //! endpoint.
@@ -17,6 +17,7 @@ mod chat;
 mod completions;
 mod embeddings;
 mod error;
+mod fleet;
 mod generation;
 mod guard;
 mod health;
@@ -45,6 +46,7 @@ mod tokens;
 pub mod tools;
 mod wire;
 
+pub use fleet::{Fleet, FleetLimits, OnDemand};
 pub use openapi::document as openapi_document;
 pub use options::ServerOptions;
 pub use run::{ServeError, Server};

@@ -2,8 +2,8 @@
 
 use super::app::{App, AppState};
 use super::error::ApiResult;
+use super::fleet::Model;
 use super::parse::PathFields;
-use crate::engine::handle::LoadedModel;
 use axum::extract::State;
 use axum::response::Json;
 use serde::Serialize;
@@ -28,25 +28,29 @@ pub struct ModelCard {
 }
 
 pub async fn list(State(app): State<App>) -> ApiResult<Json<ModelList>> {
-    let model = app.model()?;
-    let data = app.served_names(&model).into_iter().map(|id| card(&app, &model, id)).collect();
+    let mut data = Vec::new();
+    for model in app.fleet.models() {
+        for id in model.names()? {
+            data.push(card(&app, model, id)?);
+        }
+    }
     Ok(Json(ModelList { object: "list", data }))
 }
 
 pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<ModelCard>> {
-    let model = app.model()?;
-    let id = app.check_name(&model, Some(&id))?;
-    Ok(Json(card(&app, &model, id)))
+    let (model, id) = app.fleet.find(Some(&id))?;
+    card(&app, model, id).map(Json)
 }
 
-fn card(app: &AppState, model: &LoadedModel, id: String) -> ModelCard {
-    ModelCard {
+fn card(app: &AppState, model: &Model, id: String) -> ApiResult<ModelCard> {
+    let (root, max_model_len) = model.facts()?;
+    Ok(ModelCard {
         id,
         object: "model",
         created: app.created,
         owned_by: if app.options.is_vllm_compatible { "vllm" } else { "kvasir" },
-        root: model.name.clone(),
+        root,
         parent: None,
-        max_model_len: model.max_model_len,
-    }
+        max_model_len,
+    })
 }

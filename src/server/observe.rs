@@ -2,8 +2,9 @@
 
 use super::app::App;
 use super::error::ApiResult;
+use super::fleet::Model;
 use super::metrics::{Facts, page};
-use super::parse::QueryFields;
+use super::parse::{ModelQuery, QueryFields};
 use super::sse;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -20,31 +21,35 @@ const STEP_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> Response {
-    let telemetry = app.engine.telemetry();
-    app.metrics.read_steps(&telemetry);
-    let model = app.engine.model();
-    let name = model.as_ref().map(|model| app.served_names(model).swap_remove(0)).unwrap_or_default();
-    let options = app.engine.options();
-    let text = page(
-        &app.metrics,
-        &Facts {
-            model_name: &name,
-            max_model_len: model.as_ref().map_or(0, |model| model.max_model_len),
-            num_blocks: model.as_ref().map_or(0, |model| model.num_blocks),
-            prefix_caching: options.prefix_caching,
-            kv_cache_dtype: options.kv_cache_dtype.word(),
-            gpu_memory_utilization: options.gpu_memory_utilization,
-            snapshot: &telemetry.snapshot(),
-            totals: app.engine.step_totals(),
-        },
-    );
+    let text = page(app.fleet.models().iter().map(|model| facts(model)).collect());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
+/// What one model has to tell.
+fn facts(model: &Model) -> Facts {
+    let telemetry = model.engine.telemetry();
+    model.metrics.read_steps(&telemetry);
+    let (loaded, options) = (model.engine.model(), model.engine.options());
+    Facts {
+        metrics: model.metrics.clone(),
+        model_name: model.label(),
+        max_model_len: model.facts().map_or(0, |(_, max_model_len)| max_model_len),
+        num_blocks: loaded.as_ref().map_or(0, |model| model.num_blocks),
+        is_unloaded: model.is_unloaded(),
+        moves: model.moves(),
+        prefix_caching: options.prefix_caching,
+        kv_cache_dtype: options.kv_cache_dtype.word(),
+        gpu_memory_utilization: options.gpu_memory_utilization,
+        snapshot: telemetry.snapshot(),
+        totals: model.engine.step_totals(),
+    }
+}
+
 /// The engine's latest snapshot: the keyframe that step records build upon.
-pub async fn state(State(app): State<App>) -> ApiResult<Response> {
-    app.model()?;
-    Ok(Json(&*app.engine.telemetry().snapshot()).into_response())
+pub async fn state(State(app): State<App>, QueryFields(query): QueryFields<ModelQuery>) -> ApiResult<Response> {
+    let (model, _) = app.fleet.find(query.model.as_deref())?;
+    model.loaded()?;
+    Ok(Json(&*model.engine.telemetry().snapshot()).into_response())
 }
 
 /// What a reader of snapshots needs to know first; the other fields are the engine's own.
@@ -68,10 +73,12 @@ pub struct StepEvent {
     step: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct StepsQuery {
     /// Start after this step; by default with the next one.
     after: Option<u64>,
+    /// The first model where none is named.
+    model: Option<String>,
 }
 
 /// The stream of step records, an event for each, its id the number of the step. A gap in the ids means that the reader
@@ -80,8 +87,9 @@ pub async fn steps(
     State(app): State<App>,
     QueryFields(query): QueryFields<StepsQuery>,
     headers: HeaderMap,
-) -> Response {
-    let telemetry = app.engine.telemetry();
+) -> ApiResult<Response> {
+    let (model, _) = app.fleet.find(query.model.as_deref())?;
+    let telemetry = model.engine.telemetry();
     let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let mut after = seen.or(query.after).unwrap_or_else(|| telemetry.snapshot().step);
     let (sender, mut receiver) = mpsc::channel::<Bytes>(4);
@@ -113,5 +121,5 @@ pub async fn steps(
     let pieces =
         futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx).map(|piece| piece.map(Ok::<_, Infallible>)));
     let headers = [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-cache")];
-    (headers, Body::from_stream(pieces)).into_response()
+    Ok((headers, Body::from_stream(pieces)).into_response())
 }

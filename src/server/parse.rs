@@ -5,9 +5,11 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::time::Duration;
+use utoipa::ToSchema;
 
 /// The parameters of a path: one text, or a struct with their names.
 pub struct PathFields<T>(pub T);
@@ -35,6 +37,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for QueryFields<T>
             .map_err(|e| ApiError::bad_request(format!("the query cannot be read: {}", e.body_text())))?;
         Ok(QueryFields(fields))
     }
+}
+
+/// Which model is meant, where several are served.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+pub struct ModelQuery {
+    /// The first model where none is named.
+    pub model: Option<String>,
 }
 
 /// A body must have come whole by then.

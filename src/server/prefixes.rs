@@ -5,7 +5,8 @@
 
 use super::app::{App, Caller};
 use super::error::{ApiError, ApiResult};
-use super::parse::{self, PathFields};
+use super::fleet::ModelUse;
+use super::parse::{self, ModelQuery, PathFields, QueryFields};
 use super::prepare;
 use super::prompt;
 use super::tools::Tools;
@@ -28,6 +29,7 @@ use utoipa::ToSchema;
 /// Either `prompt` (a text, or token ids), or `messages` as in a chat. Whole blocks of it are kept.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct PinFields {
+    #[allow(dead_code, reason = "the model was opened before the other fields are read")]
     pub model: Option<String>,
     /// What a person calls it.
     pub name: Option<String>,
@@ -121,9 +123,10 @@ impl PrefixEntry {
     }
 }
 
-pub async fn list(State(app): State<App>) -> ApiResult<Json<PrefixList>> {
-    let model = app.model()?;
-    let snapshot = app.engine.telemetry().snapshot();
+pub async fn list(State(app): State<App>, QueryFields(query): QueryFields<ModelQuery>) -> ApiResult<Json<PrefixList>> {
+    let (served, _) = app.fleet.find(query.model.as_deref())?;
+    let model = served.loaded()?;
+    let snapshot = served.engine.telemetry().snapshot();
     let prefixes = snapshot.prefixes.iter().map(|prefix| PrefixEntry::of(prefix, &model)).collect();
     Ok(Json(PrefixList { prefixes }))
 }
@@ -135,36 +138,36 @@ pub async fn pin(
     body: Body,
 ) -> ApiResult<Json<PinnedPrefix>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
-    let (of_app, of_caller) = (app.clone(), caller.clone());
-    let work = tokio::task::spawn_blocking(move || prepare(&of_app, &of_caller, &value));
+    let model = app.open(value["model"].as_str()).await?;
+    let (of_model, of_caller) = (model.clone(), caller.clone());
+    let work = tokio::task::spawn_blocking(move || prepare(&of_model, &of_caller, &value));
     let (request, field) = work.await.map_err(|_| ApiError::internal())??;
-    let _guard = app.admit(&caller)?;
-    let block_size = app.model()?.block_size;
+    let engine = &model.model.engine;
+    let _guard = app.admit(&caller, &model.model)?;
+    let block_size = model.block_size;
     let fault = |error: RunError| match error {
         RunError::InvalidParam(invalid) => ApiError::invalid(field, format!("{field} {}", invalid.message)),
         error => ApiError::of_run(&error, field),
     };
-    let (id, name) = (app.engine.prefix_id(&request), request.name.clone());
+    let (id, name) = (engine.prefix_id(&request), request.name.clone());
     let tokens = request.tokens.len() as u32 / block_size * block_size;
-    let usage = end(app.engine.pin_prefix(request).map_err(fault)?).await.map_err(fault)?;
+    let usage = end(engine.pin_prefix(request).map_err(fault)?).await.map_err(fault)?;
     let id = id.map(|id| id.to_string()).ok_or_else(ApiError::internal)?;
     Ok(Json(PinnedPrefix { id, name, tokens, cached_tokens: usage.cached_tokens, pinned: true }))
 }
 
 /// The prefix to be computed, and the field that it came in.
-fn prepare(app: &App, caller: &Caller, value: &Value) -> ApiResult<(PinRequest, &'static str)> {
+fn prepare(model: &ModelUse, caller: &Caller, value: &Value) -> ApiResult<(PinRequest, &'static str)> {
     let fields: PinFields = parse::fields(value)?;
-    let model = app.model()?;
-    app.check_name(&model, fields.model.as_deref())?;
     let (tokens, field) = match &fields.prompt {
-        Some(prompt) => (tokens_of(prompt, &fields, &model)?, "prompt"),
+        Some(prompt) => (tokens_of(prompt, &fields, model)?, "prompt"),
         None if fields.messages.is_some() => {
             let mut chat: ChatFields = parse::fields(value)?;
             // What comes next is another message.
             chat.add_generation_prompt = chat.add_generation_prompt.or(Some(false));
-            let rendered = prompt::render_chat(&chat, Tools::of(value)?.as_ref(), &model)?;
+            let rendered = prompt::render_chat(&chat, Tools::of(value)?.as_ref(), model)?;
             let add_special = fields.add_special_tokens.unwrap_or(false);
-            (prompt::encode(&model, &rendered.text, add_special, "messages")?, "messages")
+            (prompt::encode(model, &rendered.text, add_special, "messages")?, "messages")
         }
         None => return Err(ApiError::invalid("prompt", "prompt or messages is wanted")),
     };
@@ -186,34 +189,41 @@ pub async fn change(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     PathFields(id): PathFields<String>,
+    QueryFields(query): QueryFields<ModelQuery>,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Json<ChangedPrefix>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let KeepFields { pinned, name } = parse::fields(&value)?;
-    app.model()?;
+    let (model, _) = app.fleet.find(query.model.as_deref())?;
+    model.loaded()?;
     let prefix = number(&id)?;
     if pinned == Some(false) {
-        if !told(app.engine.unpin_prefix(prefix)).await? {
+        if !told(model.engine.unpin_prefix(prefix)).await? {
             return Err(unknown("no pinned prefix", &id));
         }
         return Ok(Json(ChangedPrefix { id, name: None, pinned: false }));
     }
-    let _guard = app.admit(&caller)?;
+    let _guard = app.admit(&caller, model)?;
     let fault = |error: RunError| match error {
         RunError::PrefixLost => unknown("no prefix", &id),
         error => ApiError::of_run(&error, "id"),
     };
-    end(app.engine.keep_prefix(prefix, name.clone(), caller.tag()).map_err(fault)?).await.map_err(fault)?;
+    end(model.engine.keep_prefix(prefix, name.clone(), caller.tag()).map_err(fault)?).await.map_err(fault)?;
     Ok(Json(ChangedPrefix { id, name, pinned: true }))
 }
 
-pub async fn evict(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<EvictedPrefix>> {
-    app.model()?;
+pub async fn evict(
+    State(app): State<App>,
+    PathFields(id): PathFields<String>,
+    QueryFields(query): QueryFields<ModelQuery>,
+) -> ApiResult<Json<EvictedPrefix>> {
+    let (model, _) = app.fleet.find(query.model.as_deref())?;
+    model.loaded()?;
     let prefix = number(&id)?;
     // In this order: what is pinned cannot be evicted.
-    let unpinned = app.engine.unpin_prefix(prefix);
-    let is_evicted = told(app.engine.evict_prefix(prefix)).await?;
+    let unpinned = model.engine.unpin_prefix(prefix);
+    let is_evicted = told(model.engine.evict_prefix(prefix)).await?;
     match told(unpinned).await? || is_evicted {
         true => Ok(Json(EvictedPrefix { id, deleted: is_evicted })),
         false => Err(unknown("no prefix", &id)),

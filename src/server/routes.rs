@@ -9,6 +9,7 @@ use super::inference::{GenerateFields, GenerateResponse, ModelConfig, ModelEntry
 use super::models::{ModelCard, ModelList};
 use super::observe::{EngineState, StepEvent, StepsQuery};
 use super::openapi::{Endpoint, OpenApiDocument};
+use super::parse::ModelQuery;
 use super::prefixes::{ChangedPrefix, EvictedPrefix, KeepFields, PinFields, PinnedPrefix, PrefixList};
 use super::structured::StructuredFields;
 use super::tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeFields, TokenizeResponse};
@@ -149,8 +150,9 @@ fn of_routers() -> Vec<Endpoint> {
         Endpoint::get("/version", "The version", health::version).answers::<Version>(),
         Endpoint::get("/load", "Requests under way", health::load).answers::<ServerLoad>(),
         Endpoint::get("/v1/loads", "Load in the words of SGLang's routers", health::loads)
+            .query::<ModelQuery>()
             .answers::<ReplicaLoads>()
-            .refuses(&[503]),
+            .refuses(&[404, 503]),
         Endpoint::get("/is_sleeping", "Whether the engine sleeps", health::is_sleeping).answers::<Sleeping>(),
     ]
 }
@@ -159,23 +161,28 @@ fn of_operators() -> Vec<Endpoint> {
     vec![
         Endpoint::get("/metrics", "Counters in Prometheus' text format", observe::metrics).answers_text(),
         Endpoint::get("/kvasir/v1/state", "The engine's latest snapshot", observe::state)
+            .query::<ModelQuery>()
             .answers::<EngineState>()
-            .refuses(&[503]),
+            .refuses(&[404, 503]),
         Endpoint::get("/kvasir/v1/steps", "The stream of step records", observe::steps)
             .query::<StepsQuery>()
-            .streams::<StepEvent>(),
+            .streams::<StepEvent>()
+            .refuses(&[404, 503]),
         Endpoint::get("/kvasir/v1/prefixes", "Prefixes that the cache knows", prefixes::list)
+            .query::<ModelQuery>()
             .answers::<PrefixList>()
-            .refuses(&[503]),
+            .refuses(&[404, 503]),
         Endpoint::post("/kvasir/v1/prefixes", "Computes a prefix ahead and keeps it", prefixes::pin)
             .takes::<PinFields>()
             .answers::<PinnedPrefix>()
             .runs(),
         Endpoint::post("/kvasir/v1/prefixes/{id}", "Keeps a known prefix, names it or lets it go", prefixes::change)
             .takes::<KeepFields>()
+            .query::<ModelQuery>()
             .answers::<ChangedPrefix>()
             .runs(),
         Endpoint::delete("/kvasir/v1/prefixes/{id}", "Evicts a prefix", prefixes::evict)
+            .query::<ModelQuery>()
             .answers::<EvictedPrefix>()
             .refuses(&[503]),
         Endpoint::post("/reset_prefix_cache", "Forgets prefixes that are not pinned", health::reset_prefix_cache)

@@ -4,6 +4,7 @@
 //! once, new work is refused, what runs finishes within the time limit, and a second request to stop ends it at once.
 
 use super::app::{App, AppState};
+use super::fleet::Fleet;
 use super::options::ServerOptions;
 use super::routes;
 use crate::engine::EngineHandle;
@@ -45,13 +46,18 @@ enum Socket {
 }
 
 impl Server {
-    /// Binds the address of the options. Connections wait until [`Server::run`].
+    /// Binds the address of the options, for one model that stays loaded. Connections wait until [`Server::run`].
     pub fn bind(engine: EngineHandle, options: ServerOptions) -> Result<Server, ServeError> {
+        Self::bind_fleet(Fleet::of_one(engine, options.served_names.clone()), options)
+    }
+
+    /// As [`Self::bind`], for models that come and go.
+    pub fn bind_fleet(fleet: Fleet, options: ServerOptions) -> Result<Server, ServeError> {
         let socket = match &options.uds {
             Some(path) => bind_unix(path)?,
             None => Socket::Tcp(bind_tcp(&options.host, options.port)?),
         };
-        Ok(Server { app: AppState::new(engine, options), socket })
+        Ok(Server { app: AppState::new(fleet, options), socket })
     }
 
     /// Where it listens; `None` on a Unix socket.
@@ -142,6 +148,7 @@ async fn drain(app: &App, num_stops: &(dyn Fn() -> u32 + Send + Sync)) {
 async fn watch(app: App) {
     loop {
         app.watch_progress();
+        app.fleet.unload_idle().await;
         tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Fields that bind the output to a grammar or to lists of tokens.
 
-use super::app::AppState;
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::parse;
 use crate::constrain::{Grammar, TokenLists};
 use crate::engine::handle::LoadedModel;
@@ -73,12 +73,7 @@ pub struct StructuredOutputs {
 }
 
 /// The rules of a request whose body is `value`; `own` is a grammar that comes from elsewhere (required tools).
-pub fn rules(
-    app: &AppState,
-    model: &LoadedModel,
-    value: &Value,
-    own: Option<(&'static str, Grammar)>,
-) -> ApiResult<OutputRules> {
+pub fn rules(model: &ModelUse, value: &Value, own: Option<(&'static str, Grammar)>) -> ApiResult<OutputRules> {
     let fields: StructuredFields = parse::fields(value)?;
     let shows_special = fields.skip_special_tokens == Some(false);
     let mut grammars = grammars(&fields)?;
@@ -96,7 +91,7 @@ pub fn rules(
         if fields.min_tokens.is_some_and(|n| n > 0) {
             return Err(ApiError::invalid("min_tokens", format!("min_tokens and {field} exclude each other")));
         }
-        let compiled = app.compiler(model)?.compile(&grammar);
+        let compiled = model.compiler()?.compile(&grammar);
         constraint = Some(compiled.map_err(|e| ApiError::invalid(field, format!("{field}: {e}")))?);
     }
     let constraint = with_lists(&fields, model, constraint)?;

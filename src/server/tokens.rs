@@ -2,6 +2,7 @@
 
 use super::app::App;
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::parse;
 use super::prompt;
 use super::tools::Tools;
@@ -18,6 +19,7 @@ use utoipa::ToSchema;
 /// Either `prompt`, or `messages` as in a chat.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 pub struct TokenizeFields {
+    #[allow(dead_code, reason = "the model was opened before the other fields are read")]
     pub model: Option<String>,
     pub prompt: Option<String>,
     /// By default true for a prompt and false for messages.
@@ -48,21 +50,20 @@ pub struct DetokenizeResponse {
 
 pub async fn tokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<TokenizeResponse>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
-    let work = tokio::task::spawn_blocking(move || tokenize_value(&app, &value));
+    let model = app.open(value["model"].as_str()).await?;
+    let work = tokio::task::spawn_blocking(move || tokenize_value(&model, &value));
     work.await.map_err(|_| ApiError::internal())?.map(Json)
 }
 
-fn tokenize_value(app: &App, value: &Value) -> ApiResult<TokenizeResponse> {
+fn tokenize_value(model: &ModelUse, value: &Value) -> ApiResult<TokenizeResponse> {
     let fields: TokenizeFields = parse::fields(value)?;
-    let model = app.model()?;
-    app.check_name(&model, fields.model.as_deref())?;
     let tokens = match &fields.prompt {
-        Some(text) => prompt::encode(&model, text, fields.add_special_tokens.unwrap_or(true), "prompt")?,
+        Some(text) => prompt::encode(model, text, fields.add_special_tokens.unwrap_or(true), "prompt")?,
         None if fields.messages.is_some() => {
             let chat: ChatFields = parse::fields(value)?;
             let tools = Tools::of(value)?;
-            let rendered = prompt::render_chat(&chat, tools.as_ref(), &model)?;
-            prompt::encode(&model, &rendered.text, fields.add_special_tokens.unwrap_or(false), "messages")?
+            let rendered = prompt::render_chat(&chat, tools.as_ref(), model)?;
+            prompt::encode(model, &rendered.text, fields.add_special_tokens.unwrap_or(false), "messages")?
         }
         None => return Err(ApiError::invalid("prompt", "prompt or messages is wanted")),
     };
@@ -74,8 +75,7 @@ fn tokenize_value(app: &App, value: &Value) -> ApiResult<TokenizeResponse> {
 pub async fn detokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<DetokenizeResponse>> {
     let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let fields: DetokenizeRequest = parse::fields(&value)?;
-    let model = app.model()?;
-    app.check_name(&model, fields.model.as_deref())?;
+    let model = app.open(fields.model.as_deref()).await?;
     if let Some(id) = fields.tokens.iter().find(|&&id| id >= model.vocab_size) {
         let message = format!("token {id} is outside the vocabulary of {} tokens", model.vocab_size);
         return Err(ApiError::invalid("tokens", message));

@@ -2,6 +2,7 @@
 
 mod forks;
 mod limits;
+mod long;
 mod odd;
 mod sizes;
 mod table;

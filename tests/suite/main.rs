@@ -11,6 +11,7 @@ mod golden;
 mod kernels;
 mod layers;
 mod long_context;
+mod lora;
 mod malformed;
 mod metamorphic;
 mod models;

@@ -455,6 +455,10 @@ impl Executor for WgpuExecutor {
         self.forward.kv.block_bytes()
     }
 
+    fn gpu_bytes(&self) -> u64 {
+        self.allocated_bytes()
+    }
+
     fn windows(&self) -> Vec<Option<u32>> {
         self.groups.windows.clone()
     }

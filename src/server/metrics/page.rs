@@ -1,198 +1,267 @@
-//! The page that Prometheus reads (text format 0.0.4).
+//! The page that Prometheus reads (text format 0.0.4): each metric once, with a sample for each model.
 
 use super::histogram::Histogram;
 use super::{Metrics, REASONS};
 use crate::engine::handle::StepTotals;
 use crate::telemetry::{BlockState, EngineSnapshot, RequestState, WaitReason};
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the page tells besides the counters.
-pub struct Facts<'a> {
-    pub model_name: &'a str,
+/// What the page tells of one model.
+pub struct Facts {
+    pub metrics: Arc<Metrics>,
+    pub model_name: String,
     pub max_model_len: u32,
     pub num_blocks: u32,
+    /// It waits out of memory to be asked for.
+    pub is_unloaded: bool,
+    /// How often it was loaded and unloaded.
+    pub moves: (u64, u64),
     pub prefix_caching: bool,
-    pub kv_cache_dtype: &'a str,
+    pub kv_cache_dtype: &'static str,
     pub gpu_memory_utilization: f32,
-    pub snapshot: &'a EngineSnapshot,
+    pub snapshot: Arc<EngineSnapshot>,
     pub totals: StepTotals,
 }
 
-struct Page<'a> {
-    out: String,
+/// A model with the labels that its samples have in common.
+struct Subject {
     labels: String,
-    facts: &'a Facts<'a>,
+    facts: Facts,
+}
+
+struct Page {
+    out: String,
+    subjects: Arc<[Subject]>,
 }
 
 /// The whole page.
-pub fn page(metrics: &Metrics, facts: &Facts<'_>) -> String {
-    let name = facts.model_name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
-    let labels = format!("model_name=\"{name}\",engine=\"0\"");
-    let mut page = Page { out: String::with_capacity(32 << 10), labels, facts };
+pub fn page(all: Vec<Facts>) -> String {
+    let subject = |facts: Facts| {
+        let name = facts.model_name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+        Subject { labels: format!("model_name=\"{name}\",engine=\"0\""), facts }
+    };
+    let subjects: Arc<[Subject]> = all.into_iter().map(subject).collect();
+    let mut page = Page { out: String::with_capacity((32 << 10) * subjects.len()), subjects };
     page.gauges();
-    page.counters(metrics);
-    page.histograms(metrics);
-    page.own(metrics);
+    page.counters();
+    page.histograms();
+    page.own();
     page.out
 }
 
-impl Page<'_> {
+/// Requests of a model by where they are.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    running: u32,
+    /// Waits for a place or for blocks.
+    capacity: u32,
+    /// Waits for another request's prefix.
+    deferred: u32,
+}
+
+impl Load {
+    fn of(snapshot: &EngineSnapshot) -> Load {
+        let mut load = Load::default();
+        for request in &snapshot.requests {
+            match request.state {
+                RequestState::Finished => {}
+                RequestState::Waiting { reason: WaitReason::Prefix { .. } | WaitReason::Share { .. }, .. } => {
+                    load.deferred += 1;
+                }
+                RequestState::Waiting { .. } => load.capacity += 1,
+                RequestState::Reading { .. } | RequestState::Decoding => load.running += 1,
+            }
+        }
+        load
+    }
+}
+
+impl Page {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn sample(&mut self, name: &str, more: &str, value: f64) {
+    fn sample(&mut self, subject: &Subject, name: &str, more: &str, value: f64) {
         let comma = if more.is_empty() { "" } else { "," };
-        let _ = writeln!(self.out, "{name}{{{}{comma}{more}}} {value}", self.labels);
+        let _ = writeln!(self.out, "{name}{{{}{comma}{more}}} {value}", subject.labels);
     }
 
-    fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, "gauge", help);
-        self.sample(name, "", value);
+    /// A metric with a sample for each model and each value of a further label.
+    fn each(&mut self, name: &str, kind: &str, help: &str, samples: impl Fn(&Facts) -> Vec<(String, f64)>) {
+        self.head(name, kind, help);
+        for subject in self.subjects.clone().iter() {
+            for (more, value) in samples(&subject.facts) {
+                self.sample(subject, name, &more, value);
+            }
+        }
     }
 
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        let name = format!("{name}_total");
-        self.head(&name, "counter", help);
-        self.sample(&name, "", value as f64);
+    fn gauge(&mut self, name: &str, help: &str, value: impl Fn(&Facts) -> f64) {
+        self.each(name, "gauge", help, |facts| vec![(String::new(), value(facts))]);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: impl Fn(&Facts) -> u64) {
+        self.each(&format!("{name}_total"), "counter", help, |facts| vec![(String::new(), value(facts) as f64)]);
     }
 
     /// `limit` hides buckets that no value can reach.
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram, limit: f64) {
+    fn histogram(&mut self, name: &str, help: &str, of: fn(&Metrics) -> &Histogram, limit: impl Fn(&Facts) -> f64) {
         self.head(name, "histogram", help);
-        let bucket = format!("{name}_bucket");
-        for (bound, count) in histogram.cumulative(limit) {
-            self.sample(&bucket, &format!("le=\"{bound:?}\""), count as f64);
+        let (bucket, sum, total) = (format!("{name}_bucket"), format!("{name}_sum"), format!("{name}_count"));
+        for subject in self.subjects.clone().iter() {
+            let histogram = of(&subject.facts.metrics);
+            for (bound, count) in histogram.cumulative(limit(&subject.facts)) {
+                self.sample(subject, &bucket, &format!("le=\"{bound:?}\""), count as f64);
+            }
+            // Taken once: the last bucket and the count are to agree.
+            let count = histogram.count() as f64;
+            self.sample(subject, &bucket, "le=\"+Inf\"", count);
+            self.sample(subject, &sum, "", histogram.sum());
+            self.sample(subject, &total, "", count);
         }
-        // Taken once: the last bucket and the count are to agree.
-        let count = histogram.count() as f64;
-        self.sample(&bucket, "le=\"+Inf\"", count);
-        self.sample(&format!("{name}_sum"), "", histogram.sum());
-        self.sample(&format!("{name}_count"), "", count);
     }
 
     fn gauges(&mut self) {
-        let facts = self.facts;
-        let (mut running, mut capacity, mut deferred) = (0u32, 0u32, 0u32);
-        for request in &facts.snapshot.requests {
-            match request.state {
-                RequestState::Finished => {}
-                RequestState::Waiting { reason: WaitReason::Prefix { .. } | WaitReason::Share { .. }, .. } => {
-                    deferred += 1
-                }
-                RequestState::Waiting { .. } => capacity += 1,
-                RequestState::Reading { .. } | RequestState::Decoding => running += 1,
-            }
-        }
-        self.gauge("vllm:num_requests_running", "Requests in the batch.", f64::from(running));
-        self.gauge("vllm:num_requests_waiting", "Requests in the queue.", f64::from(capacity + deferred));
+        let of = |facts: &Facts| Load::of(&facts.snapshot);
+        self.gauge("vllm:num_requests_running", "Requests in the batch.", |facts| f64::from(of(facts).running));
+        self.gauge("vllm:num_requests_waiting", "Requests in the queue.", |facts| {
+            f64::from(of(facts).capacity + of(facts).deferred)
+        });
         let by_reason = "vllm:num_requests_waiting_by_reason";
-        self.head(by_reason, "gauge", "Requests in the queue, by what they wait for.");
-        self.sample(by_reason, "reason=\"capacity\"", f64::from(capacity));
-        self.sample(by_reason, "reason=\"deferred\"", f64::from(deferred));
-        let kv = facts.snapshot.kv;
-        let usage = share(u64::from(kv.used), u64::from(kv.total));
+        self.each(by_reason, "gauge", "Requests in the queue, by what they wait for.", |facts| {
+            let load = of(facts);
+            let sample = |reason: &str, count| (format!("reason=\"{reason}\""), f64::from(count));
+            vec![sample("capacity", load.capacity), sample("deferred", load.deferred)]
+        });
+        let usage = |facts: &Facts| share(u64::from(facts.snapshot.kv.used), u64::from(facts.snapshot.kv.total));
         self.gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1.", usage);
         self.gauge("vllm:gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc.", usage);
-        let hit_rate = share(kv.hit_tokens, kv.query_tokens);
-        self.gauge("vllm:gpu_prefix_cache_hit_rate", "Share of the prompt tokens found in the prefix cache.", hit_rate);
-        let config = "vllm:cache_config_info";
-        self.head(config, "gauge", "Settings of the KV cache.");
-        let settings = format!(
-            "block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\",cache_dtype=\"{}\",gpu_memory_utilization=\"{}\"",
-            facts.snapshot.block_size,
-            facts.num_blocks,
-            if facts.prefix_caching { "True" } else { "False" },
-            facts.kv_cache_dtype,
-            facts.gpu_memory_utilization,
-        );
-        self.sample(config, &settings, 1.0);
-        let sleep = "vllm:engine_sleep_state";
-        self.head(sleep, "gauge", "Whether the engine is awake.");
-        self.sample(sleep, "sleep_state=\"awake\"", 1.0);
-        self.sample(sleep, "sleep_state=\"weights_offloaded\"", 0.0);
-        self.sample(sleep, "sleep_state=\"discard_all\"", 0.0);
+        let hit_rate = "vllm:gpu_prefix_cache_hit_rate";
+        self.gauge(hit_rate, "Share of the prompt tokens found in the prefix cache.", |facts| {
+            share(facts.snapshot.kv.hit_tokens, facts.snapshot.kv.query_tokens)
+        });
+        self.each("vllm:cache_config_info", "gauge", "Settings of the KV cache.", |facts| {
+            let settings = format!(
+                "block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\",cache_dtype=\"{}\",gpu_memory_utilization=\"{}\"",
+                facts.snapshot.block_size,
+                facts.num_blocks,
+                if facts.prefix_caching { "True" } else { "False" },
+                facts.kv_cache_dtype,
+                facts.gpu_memory_utilization,
+            );
+            vec![(settings, 1.0)]
+        });
+        self.each("vllm:engine_sleep_state", "gauge", "Whether the engine is awake.", |facts| {
+            let awake = f64::from(u8::from(!facts.is_unloaded));
+            let sample = |state: &str, value| (format!("sleep_state=\"{state}\""), value);
+            vec![sample("awake", awake), sample("weights_offloaded", 0.0), sample("discard_all", 1.0 - awake)]
+        });
     }
 
-    fn counters(&mut self, metrics: &Metrics) {
+    fn counters(&mut self) {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let kv = self.facts.snapshot.kv;
-        self.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", kv.query_tokens);
-        self.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", kv.hit_tokens);
-        self.counter("vllm:gpu_prefix_cache_queries", "The older name of vllm:prefix_cache_queries.", kv.query_tokens);
-        self.counter("vllm:gpu_prefix_cache_hits", "The older name of vllm:prefix_cache_hits.", kv.hit_tokens);
-        self.counter("vllm:num_preemptions", "Preemptions.", self.facts.snapshot.preemptions_total);
-        self.counter("vllm:prompt_tokens", "Prompt tokens of admitted requests.", of(&metrics.prompt_tokens));
-        let cached = of(&metrics.prompt_tokens_cached);
-        self.counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again.", cached);
-        self.counter("vllm:generation_tokens", "Output tokens.", of(&metrics.generation_tokens));
-        let corrupted = of(&metrics.corrupted_requests);
-        self.counter("vllm:corrupted_requests", "Requests with logits that are no numbers, or damaged KV.", corrupted);
+        let queries = |facts: &Facts| facts.snapshot.kv.query_tokens;
+        let hits = |facts: &Facts| facts.snapshot.kv.hit_tokens;
+        self.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries);
+        self.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", hits);
+        self.counter("vllm:gpu_prefix_cache_queries", "The older name of vllm:prefix_cache_queries.", queries);
+        self.counter("vllm:gpu_prefix_cache_hits", "The older name of vllm:prefix_cache_hits.", hits);
+        self.counter("vllm:num_preemptions", "Preemptions.", |facts| facts.snapshot.preemptions_total);
+        let counted: [(&str, &str, fn(&Metrics) -> &AtomicU64); 4] = [
+            ("vllm:prompt_tokens", "Prompt tokens of admitted requests.", |m| &m.prompt_tokens),
+            ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed again.", |m| &m.prompt_tokens_cached),
+            ("vllm:generation_tokens", "Output tokens.", |m| &m.generation_tokens),
+            ("vllm:corrupted_requests", "Requests with logits that are no numbers, or damaged KV.", |m| {
+                &m.corrupted_requests
+            }),
+        ];
+        for (name, help, counter) in counted {
+            self.counter(name, help, |facts| of(counter(&facts.metrics)));
+        }
         for (name, help) in [
             ("vllm:spec_decode_num_drafts", "Drafts of speculative decoding."),
             ("vllm:spec_decode_num_draft_tokens", "Draft tokens of speculative decoding."),
             ("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens."),
         ] {
             // There is no speculation, so there are none.
-            self.counter(name, help, 0);
+            self.counter(name, help, |_| 0);
         }
         let per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-        self.head(per_position, "counter", "Accepted draft tokens by their position in the draft.");
-        self.sample(per_position, "position=\"0\"", 0.0);
-        let success = "vllm:request_success_total";
-        self.head(success, "counter", "Ended requests by reason.");
-        for (reason, count) in REASONS.iter().zip(&metrics.finished) {
-            self.sample(success, &format!("finished_reason=\"{reason}\""), of(count) as f64);
-        }
+        self.each(per_position, "counter", "Accepted draft tokens by their position in the draft.", |_| {
+            vec![("position=\"0\"".into(), 0.0)]
+        });
+        self.each("vllm:request_success_total", "counter", "Ended requests by reason.", |facts| {
+            let counts = REASONS.iter().zip(&facts.metrics.finished);
+            counts.map(|(reason, count)| (format!("finished_reason=\"{reason}\""), of(count) as f64)).collect()
+        });
     }
 
-    fn histograms(&mut self, metrics: &Metrics) {
-        let all = f64::INFINITY;
-        let context = f64::from(self.facts.max_model_len);
-        let m = metrics;
-        let list: [(&str, &str, &Histogram, f64); 17] = [
-            ("vllm:request_prompt_tokens", "Prompt tokens of a request.", &m.request_prompt_tokens, context),
-            ("vllm:request_generation_tokens", "Output tokens of a request.", &m.request_generation_tokens, context),
-            ("vllm:iteration_tokens_total", "Tokens of a step.", &m.step_tokens, all),
-            ("vllm:request_params_n", "Choices that requests ask for.", &m.params_n, all),
-            ("vllm:request_params_max_tokens", "Output tokens that requests allow.", &m.params_max_tokens, context),
-            ("vllm:time_to_first_token_seconds", "From submit to the first token.", &m.ttft, all),
-            ("vllm:inter_token_latency_seconds", "Between tokens.", &m.inter_token, all),
-            ("vllm:request_time_per_output_token_seconds", "Mean time between tokens.", &m.per_output_token, all),
-            ("vllm:time_per_output_token_seconds", "The older name of the above.", &m.per_output_token, all),
-            ("vllm:e2e_request_latency_seconds", "From submit to the end.", &m.e2e, all),
-            ("vllm:request_queue_time_seconds", "From submit to the batch.", &m.queue, all),
-            ("vllm:request_inference_time_seconds", "In the batch.", &m.inference, all),
-            ("vllm:request_prefill_time_seconds", "From the batch to the first token.", &m.prefill, all),
-            ("vllm:request_decode_time_seconds", "From the first token to the last.", &m.decode, all),
-            ("vllm:kv_block_lifetime_seconds", "From the taking of a block to its end.", &m.block_lifetime, all),
-            ("vllm:kv_block_idle_before_evict_seconds", "Of an evicted block since its use.", &m.block_idle, all),
-            ("vllm:kv_block_reuse_gap_seconds", "Between uses of a shared block.", &m.block_reuse, all),
+    fn histograms(&mut self) {
+        type Row = (&'static str, &'static str, fn(&Metrics) -> &Histogram);
+        let in_context: [Row; 3] = [
+            ("vllm:request_prompt_tokens", "Prompt tokens of a request.", |m| &m.request_prompt_tokens),
+            ("vllm:request_generation_tokens", "Output tokens of a request.", |m| &m.request_generation_tokens),
+            ("vllm:request_params_max_tokens", "Output tokens that requests allow.", |m| &m.params_max_tokens),
         ];
-        for (name, help, histogram, limit) in list {
-            self.histogram(name, help, histogram, limit);
+        for (name, help, histogram) in in_context {
+            self.histogram(name, help, histogram, |facts| f64::from(facts.max_model_len));
+        }
+        let all: [Row; 14] = [
+            ("vllm:iteration_tokens_total", "Tokens of a step.", |m| &m.step_tokens),
+            ("vllm:request_params_n", "Choices that requests ask for.", |m| &m.params_n),
+            ("vllm:time_to_first_token_seconds", "From submit to the first token.", |m| &m.ttft),
+            ("vllm:inter_token_latency_seconds", "Between tokens.", |m| &m.inter_token),
+            ("vllm:request_time_per_output_token_seconds", "Mean time between tokens.", |m| &m.per_output_token),
+            ("vllm:time_per_output_token_seconds", "The older name of the above.", |m| &m.per_output_token),
+            ("vllm:e2e_request_latency_seconds", "From submit to the end.", |m| &m.e2e),
+            ("vllm:request_queue_time_seconds", "From submit to the batch.", |m| &m.queue),
+            ("vllm:request_inference_time_seconds", "In the batch.", |m| &m.inference),
+            ("vllm:request_prefill_time_seconds", "From the batch to the first token.", |m| &m.prefill),
+            ("vllm:request_decode_time_seconds", "From the first token to the last.", |m| &m.decode),
+            ("vllm:kv_block_lifetime_seconds", "From the taking of a block to its end.", |m| &m.block_lifetime),
+            ("vllm:kv_block_idle_before_evict_seconds", "Of an evicted block since its use.", |m| &m.block_idle),
+            ("vllm:kv_block_reuse_gap_seconds", "Between uses of a shared block.", |m| &m.block_reuse),
+        ];
+        for (name, help, histogram) in all {
+            self.histogram(name, help, histogram, |_| f64::INFINITY);
         }
     }
 
     /// What has no name elsewhere.
-    fn own(&mut self, metrics: &Metrics) {
-        let (snapshot, totals) = (self.facts.snapshot, self.facts.totals);
-        self.gauge("kvasir:recompute_tax", "Share of the computed tokens computed again.", snapshot.recompute_tax());
-        let all = f64::INFINITY;
-        self.histogram("kvasir:step_gpu_seconds", "GPU time of a step.", &metrics.step_gpu, all);
-        self.counter("kvasir:steps", "Steps.", totals.steps);
-        self.counter("kvasir:failed_steps", "Steps that failed and were tried again.", totals.failed_steps);
-        self.counter("kvasir:device_recoveries", "Times that executor and cache were rebuilt.", totals.recoveries);
-        self.counter("kvasir:swaps", "Preemptions that saved their blocks.", snapshot.swaps_total);
-        let states = "kvasir:kv_blocks";
-        self.head(states, "gauge", "KV blocks by state.");
-        for (word, state) in
-            [("free", BlockState::Free), ("active", BlockState::Active), ("cached", BlockState::CachedIdle)]
-        {
-            let count = snapshot.blocks.iter().filter(|block| block.state == state).count();
-            self.sample(states, &format!("state=\"{word}\""), count as f64);
+    fn own(&mut self) {
+        let tax = "Share of the computed tokens computed again.";
+        self.gauge("kvasir:recompute_tax", tax, |facts| facts.snapshot.recompute_tax());
+        self.gauge("kvasir:model_loaded", "1 where the model is not waiting to be asked for.", |facts| {
+            f64::from(u8::from(!facts.is_unloaded))
+        });
+        self.histogram("kvasir:step_gpu_seconds", "GPU time of a step.", |m| &m.step_gpu, |_| f64::INFINITY);
+        let counters: [(&str, &str, fn(&Facts) -> u64); 6] = [
+            ("kvasir:steps", "Steps.", |facts| facts.totals.steps),
+            ("kvasir:failed_steps", "Steps that failed and were tried again.", |facts| facts.totals.failed_steps),
+            ("kvasir:device_recoveries", "Times that executor and cache were rebuilt.", |facts| {
+                facts.totals.recoveries
+            }),
+            ("kvasir:swaps", "Preemptions that saved their blocks.", |facts| facts.snapshot.swaps_total),
+            ("kvasir:model_loads", "Times that the model was loaded.", |facts| facts.moves.0),
+            ("kvasir:model_unloads", "Times that the model was unloaded, for others or for being idle.", |facts| {
+                facts.moves.1
+            }),
+        ];
+        for (name, help, value) in counters {
+            self.counter(name, help, value);
         }
+        self.each("kvasir:kv_blocks", "gauge", "KV blocks by state.", |facts| {
+            let blocks = &facts.snapshot.blocks;
+            let sample = |(word, state): (&str, BlockState)| {
+                let count = blocks.iter().filter(|block| block.state == state).count();
+                (format!("state=\"{word}\""), count as f64)
+            };
+            let states =
+                [("free", BlockState::Free), ("active", BlockState::Active), ("cached", BlockState::CachedIdle)];
+            states.into_iter().map(sample).collect()
+        });
     }
 }
 

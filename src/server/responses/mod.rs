@@ -46,7 +46,7 @@ pub async fn create(
     let streams = fields.stream == Some(true);
     let kept = (fields.store != Some(false)).then(|| (app.clone(), messages));
     let mut writer = Writer {
-        head: request::head(fields, &id, &prepared.name, unix_seconds()),
+        head: request::head(fields, &id, &prepared.model.name, unix_seconds()),
         id,
         item_ids: Vec::new(),
         blocks: Blocks::default(),

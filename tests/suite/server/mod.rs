@@ -3,6 +3,7 @@
 mod access;
 mod embeddings;
 mod errors;
+mod fleet;
 mod infer;
 mod lifecycle;
 mod load;
@@ -18,7 +19,7 @@ mod transcripts;
 
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
-use kvasir::server::{Server, ServerOptions};
+use kvasir::server::{Fleet, Server, ServerOptions};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -78,7 +79,13 @@ impl TestServer {
     }
 
     pub fn start(engine: EngineHandle, options: ServerOptions) -> TestServer {
-        let server = Server::bind(engine.clone(), options).expect("a free port");
+        let fleet = Fleet::of_one(engine.clone(), options.served_names.clone());
+        Self::start_fleet(fleet, engine, options)
+    }
+
+    /// For several models; `engine` is that of the first.
+    pub fn start_fleet(fleet: Fleet, engine: EngineHandle, options: ServerOptions) -> TestServer {
+        let server = Server::bind_fleet(fleet, options).expect("a free port");
         let address = server.local_addr().expect("an address");
         let stops = Arc::new(AtomicU32::new(0));
         let asked = stops.clone();
