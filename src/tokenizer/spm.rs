@@ -13,8 +13,8 @@ use std::collections::BinaryHeap;
 
 pub(super) struct Spm {
     ids: FxHashMap<String, TokenId>,
-    scores: Vec<f32>, // [vocab]
-    byte_ids: [Option<TokenId>; 256],
+    scores: Vec<f32>,               // [vocab]
+    byte_ids: Vec<Option<TokenId>>, // [256]
     unk: Option<TokenId>,
 }
 
@@ -58,7 +58,7 @@ impl Spm {
     /// `tokens` and `scores` are equally long.
     pub fn new(tokens: &[String], scores: Vec<f32>, unk: Option<TokenId>) -> Spm {
         assert_eq!(tokens.len(), scores.len(), "one score for each token");
-        let mut byte_ids = [None; 256];
+        let mut byte_ids = vec![None; 256];
         let mut ids = FxHashMap::default();
         for (id, token) in tokens.iter().enumerate() {
             if let Some(byte) = byte_token(token) {
