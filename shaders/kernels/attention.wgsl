@@ -11,6 +11,8 @@
 // SOFTCAP: scores are bounded by c * tanh(score / c) (gemma2). SINKS: each head has one more logit without a value, which
 // joins the sum of the softmax after the last range (gpt-oss).
 //
+// ALIBI: each head adds to the score of a key a multiple of its position, rounded to bf16 (falcon).
+//
 // SUBGROUP: one subgroup, no barrier. Lane = key for q k^T (KPL keys per lane), then lane = DPL dims of the output with
 // the probabilities spread by broadcasts of constant lanes. Otherwise: 64 lanes and workgroup memory.
 //
@@ -67,6 +69,9 @@ struct Params {
 #ifdef SINKS
 @group(0) @binding(4) var<storage, read> sinks: array<f32>; // [num_heads], times log2(e)
 #endif
+#ifdef ALIBI
+@group(0) @binding(4) var<storage, read> slopes: array<vec2<f32>>; // [num_heads]: multiple, scale of scores times log2(e)
+#endif
 #ifdef I8
 #if DPL == 8
 @group(0) @binding(5) var<storage, read_write> yq: array<vec2<u32>>; // [num_tokens, out_stride / 8] packed i8
@@ -83,6 +88,16 @@ struct Params {
 @group(0) @binding(8) var<uniform> params: Params;
 
 #import attention_tile
+
+#ifdef ALIBI
+// What a head adds to the score of a key.
+fn alibi(head: u32, key: u32) -> f32 {
+  let slope = slopes[head];
+  let bits = bitcast<u32>(slope.x * f32(key));
+  let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u;
+  return bitcast<f32>(rounded) * slope.y;
+}
+#endif
 
 #ifdef SUBGROUP
 @compute @workgroup_size(${SG})
@@ -191,6 +206,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #for k in 0..KPL
 #ifdef KV_I8
       s_${n}_${k} *= scales_${k}.x;
+#endif
+#ifdef ALIBI
+      s_${n}_${k} += alibi(tile.part * ${HEADS}u + ${n % HEADS}u, key_${k});
 #endif
 #ifdef SOFTCAP
       s_${n}_${k} = soft_capped(s_${n}_${k});
@@ -415,6 +433,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       let key_scale = cache_scales(tile, min(key, last)).x;
 #for n in 0..NQ
       s_${n} *= key_scale;
+#end
+#endif
+#ifdef ALIBI
+#for n in 0..NQ
+      s_${n} += alibi(tile.part * ${HEADS}u + ${n % HEADS}u, key);
 #end
 #endif
 #ifdef SOFTCAP

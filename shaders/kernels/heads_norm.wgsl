@@ -1,5 +1,5 @@
 // In place on the fused projection, before rope: q and k normalised in segments. RMS over all heads together (olmo2), or
-// with LAYER x - mean over each head (cohere). Every element of q and k has a gain of its own.
+// with LAYER x - mean over each head (cohere). Every element of q and k has a gain of its own, with LAYER a bias too.
 // Lane l takes elements l, l + SG, … of its segment, so that the order of the sum depends on the adapter's lanes alone.
 // Grid: a workgroup for each segment of each token.
 //
@@ -20,7 +20,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
-@group(0) @binding(1) var<storage, read> gains: array<f32>; // of q, then of k
+@group(0) @binding(1) var<storage, read> gains: array<f32>; // of q, then of k; LAYER: then biases likewise
 @group(0) @binding(2) var<storage, read_write> qkv: array<f32>; // [num_tokens, stride]
 @group(0) @binding(3) var<uniform> params: Params;
 
@@ -68,6 +68,11 @@ fn main(
 #endif
   let scale = inverseSqrt(total / f32(len) + params.eps);
   for (var i = lane; i < len; i += ${SG}u) {
+#ifdef LAYER
+    let biases = params.num_q * params.q_len + (params.num_segments - params.num_q) * params.k_len;
+    qkv[start + i] = fma((qkv[start + i] - mean) * scale, gains[first + i], gains[biases + first + i]);
+#else
     qkv[start + i] = (qkv[start + i] - mean) * scale * gains[first + i];
+#endif
   }
 }

@@ -14,7 +14,7 @@ use crate::ids::{BlockId, HostSlot};
 use crate::model::groups::LayerGroups;
 use crate::model::lora::Adapter;
 use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, RopeSpec, WeightRole};
-use crate::model::{Model, rope};
+use crate::model::{Model, alibi, rope};
 use crate::protocol::TokenLogprobs;
 use crate::sampling::reference;
 use std::sync::{Arc, Mutex};
@@ -63,6 +63,8 @@ struct Layer {
     o_bias: Option<Matrix>,
     q_norm: Option<Matrix>,
     k_norm: Option<Matrix>,
+    q_norm_bias: Option<Matrix>,
+    k_norm_bias: Option<Matrix>,
     sinks: Option<Matrix>,
     post_attn_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
@@ -319,7 +321,9 @@ impl ReferenceExecutor {
             let key = |p: u32| &pool.k[slot(p) as usize * kv_width + kv..][..d];
             let value = |p: u32| &pool.v[slot(p) as usize * kv_width + kv..][..d];
             let (scale, cap) = (spec.attention_scale(), spec.block.attention_softcap);
-            let score = |p: u32| soft_cap(dot(&q[h * d..(h + 1) * d], key(p)) * scale, cap);
+            let slope = spec.block.has_alibi.then(|| alibi::slope(h as u32, spec.num_heads));
+            let bias = |p: u32| slope.map_or(0.0, |slope| f64::from(alibi::bias(slope, p)));
+            let score = |p: u32| soft_cap((dot(&q[h * d..(h + 1) * d], key(p)) + bias(p)) * scale, cap);
             let scores: Vec<f64> = (first..=position).map(score).collect();
             let sink = self.layers[l].sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks.data[h]));
             let max = scores.iter().copied().fold(sink, f64::max);
@@ -344,9 +348,10 @@ impl Layer {
         };
         let (mut q, mut k) = (product(&self.q, &self.q_bias), product(&self.k, &self.k_bias));
         let v = product(&self.v, &self.v_bias);
-        for (row, gain) in [(&mut q, &self.q_norm), (&mut k, &self.k_norm)] {
+        let norms = [(&mut q, &self.q_norm, &self.q_norm_bias), (&mut k, &self.k_norm, &self.k_norm_bias)];
+        for (row, gain, bias) in norms {
             if let Some(gain) = gain {
-                normalise_heads(spec, row, &gain.data);
+                normalise_heads(spec, row, &gain.data, bias.as_ref().map(|bias| &bias.data[..]));
             }
         }
         (q, k, v)
@@ -376,13 +381,17 @@ impl RopeTable {
 }
 
 /// Q or K of one token, normed in place as the spec says.
-fn normalise_heads(spec: &ModelSpec, row: &mut [f32], gain: &[f32]) {
+fn normalise_heads(spec: &ModelSpec, row: &mut [f32], gain: &[f32], bias: Option<&[f32]>) {
     let len = if spec.qk_norm == QkNorm::Width { row.len() } else { spec.head_dim as usize };
     for (i, head) in row.chunks_exact_mut(len).enumerate() {
-        let normed = match spec.qk_norm {
+        let mut normed = match spec.qk_norm {
             QkNorm::LayerPerHead => rms_norm(&centred(head), &gain[i * len..(i + 1) * len], spec.rms_eps),
+            QkNorm::LayerShared => rms_norm(&centred(head), gain, spec.rms_eps),
             _ => rms_norm(head, gain, spec.rms_eps),
         };
+        if let Some(bias) = bias {
+            add(&mut normed, bias, 1.0);
+        }
         head.copy_from_slice(&normed);
     }
 }
@@ -478,6 +487,8 @@ fn load_layer(model: &Model, l: u32) -> Result<Layer, LoadError> {
         o_bias: optional(model, WeightRole::OBias(l))?,
         q_norm: optional(model, WeightRole::QNorm(l))?,
         k_norm: optional(model, WeightRole::KNorm(l))?,
+        q_norm_bias: optional(model, WeightRole::QNormBias(l))?,
+        k_norm_bias: optional(model, WeightRole::KNormBias(l))?,
         sinks: optional(model, WeightRole::Sinks(l))?,
         post_attn_norm: norm(model, WeightRole::PostAttnNorm(l), None)?,
         ffn_norm: norm(model, WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,

@@ -136,6 +136,13 @@ impl Shape {
         self.variants(class).iter().map(|&variant| ("attention".into(), defines(variant))).collect()
     }
 
+    /// With slopes, for compiling ahead.
+    pub fn alibi_kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
+        let variants = self.variants(class).iter().filter(|&&variant| variant != Variant::Merge);
+        let defines = |&variant| self.defines(class, variant, is_quantised).flag("ALIBI");
+        variants.map(|variant| ("attention".into(), defines(variant))).collect()
+    }
+
     /// Of a cache in which row r lies in block r, read without a table: for measuring what pages cost.
     pub fn contiguous_kernels(&self, class: Class) -> Vec<(String, Defines)> {
         self.kernels(class, false).into_iter().map(|(name, defines)| (name, defines.flag("CONTIGUOUS"))).collect()
@@ -203,6 +210,9 @@ pub struct Buffers<'a> {
     pub v_cache: &'a BufferSlice,
     /// f32 `[num_heads]`, each sink times log2(e), where the shape has them.
     pub sinks: Option<&'a BufferSlice>,
+    /// f32 `[num_heads, 2]`, instead of sinks, where heads add a multiple of the key's position to their scores: the
+    /// multiple, a bf16, and the scale of the scores times log2(e). The product is rounded to bf16 first.
+    pub slopes: Option<&'a BufferSlice>,
     /// Scratch of [`Shape::partial_bytes`] for each slot that work lists may name; all layers share it.
     pub partials: &'a BufferSlice,
     /// Rows of `out_stride` elements; `I8` only when the shape [can quantise](Shape::can_quantise).
@@ -250,9 +260,12 @@ impl Attention {
                 bindings.extend([("q", buffers.q), ("k_cache", buffers.k_cache), ("v_cache", buffers.v_cache)]);
             }
             bindings.extend(buffers.sinks.map(|sinks| ("sinks", sinks)));
+            let slopes = buffers.slopes.filter(|_| variant != Variant::Merge);
+            bindings.extend(slopes.map(|slopes| ("slopes", slopes)));
             bindings.extend(buffers.y.bindings());
             let defines = shape.defines(ctx.class, variant, is_quantised);
             let defines = flags.iter().fold(defines, |defines, flag| defines.flag(flag));
+            let defines = if slopes.is_some() { defines.flag("ALIBI") } else { defines };
             let kernel = ctx.gpu.kernel("attention", &defines)?;
             Ok((variant, ctx.gpu.bind(&kernel, &bindings)?))
         };

@@ -1,6 +1,6 @@
-//! `heads_norm`: norms of q and k that are no norm of single heads with one gain: RMSNorm over all heads together (olmo2) or
-//! LayerNorm over each head with a gain of its own (cohere). In place, before rope. Norms of single heads with one gain are
-//! part of [`super::rope_kv_write`].
+//! `heads_norm`: norms of q and k that are no RMSNorm of single heads with one gain: RMSNorm over all heads together (olmo2)
+//! or LayerNorm over each head (cohere, phi). In place, before rope. RMSNorms of single heads with one gain are part of
+//! [`super::rope_kv_write`].
 
 use std::sync::Arc;
 
@@ -52,7 +52,8 @@ pub struct HeadsNorm {
 }
 
 impl HeadsNorm {
-    /// `qkv` is f32 `[num_tokens, stride]`: q heads, k heads, v heads. `gains` has one for each element of q, then of k.
+    /// `qkv` is f32 `[num_tokens, stride]`: q heads, k heads, v heads. `gains` has one for each element of q, then of k; with
+    /// LayerNorm then as many biases.
     pub fn new(
         ctx: &mut KernelContext<'_>,
         shape: &Shape,
@@ -77,7 +78,7 @@ impl HeadsNorm {
 pub fn reference(shape: &Shape, gains: &[f32], row: &[f32], eps: f32) -> Vec<f32> {
     let params = shape.params(row.len() as u32, eps);
     let mut out = row.to_vec();
-    let mut from = 0;
+    let (mut from, width) = (0, gains.len() / 2);
     for segment in 0..params.num_segments {
         let len = if segment < params.num_q { params.q_len } else { params.k_len } as usize;
         let x = &row[from..from + len];
@@ -88,7 +89,8 @@ pub fn reference(shape: &Shape, gains: &[f32], row: &[f32], eps: f32) -> Vec<f32
         let square = x.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / len as f64;
         let scale = 1.0 / (square + f64::from(eps)).sqrt();
         for i in 0..len {
-            out[from + i] = ((f64::from(x[i]) - mean) * scale * f64::from(gains[from + i])) as f32;
+            let bias = if shape.is_layer_per_head { f64::from(gains[width + from + i]) } else { 0.0 };
+            out[from + i] = ((f64::from(x[i]) - mean) * scale * f64::from(gains[from + i]) + bias) as f32;
         }
         from += len;
     }

@@ -144,6 +144,9 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                 if num_heads == 9 && kv == KvFormat::F16 && !has_sinks && softcap.is_none() {
                     found.extend(shape.contiguous_kernels(class));
                 }
+                if num_heads == 9 && !has_sinks && softcap.is_none() {
+                    found.extend(shape.alibi_kernels(class, false));
+                }
                 if shape.can_quantise(class) {
                     found.extend(shape.kernels(class, true));
                 }

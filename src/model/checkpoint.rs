@@ -4,7 +4,7 @@
 //! can be dequantised, and norms and biases are finite. [`Model::verify_finite`] extends the last to all weights.
 //! Tensor bytes lie in a memory map and have no alignment; nothing is copied.
 
-use super::arch::source::Source;
+use super::arch::source::{Part, Source};
 use super::arch::{self, Family};
 use super::dtype::DType;
 use super::error::{Fault, ModelError};
@@ -195,6 +195,7 @@ impl Model {
         let at = |fault: Fault| fault.in_tensor(&name).at(file);
         let (bytes, order) = match data {
             Data::Plain(bytes) => (source.cut(dtype, bytes, &shape).map_err(at)?, None),
+            Data::Rows(bytes) => (Cow::Owned(bytes), None),
             Data::Mxfp4(matrix) => (Cow::Owned(matrix.bytes()), None),
             Data::Packed(packed) => {
                 let bytes = packed.bytes();
@@ -215,11 +216,36 @@ impl Model {
         }))
     }
 
+    /// A tensor for each row; they must be of one type.
+    fn locate_rows(&self, source: Source, shape: Vec<u64>) -> Result<Located<'_>, ModelError> {
+        let (mut bytes, mut first) = (Vec::new(), None);
+        for row in 0..shape[0] {
+            let name = source.name.replace("{}", &row.to_string());
+            let Some(tensor) = self.store.find(&name) else {
+                return Err(ModelError::malformed(&self.info.path, format!("tensor {name} is missing")));
+            };
+            let dtype = tensor.dtype.filter(|dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16));
+            let (found, file) = *first.get_or_insert((dtype, tensor.file));
+            if tensor.shape != source.stored_shape(&shape) || dtype.is_none() || dtype != found {
+                let fault = format!("tensor {name} has the type {} and the shape {:?}", tensor.type_name, tensor.shape);
+                return Err(ModelError::malformed(file, fault));
+            }
+            bytes.extend_from_slice(tensor.bytes);
+        }
+        let Some((Some(dtype), file)) = first else {
+            return Err(ModelError::malformed(&self.info.path, format!("tensor {} has no rows", source.name)));
+        };
+        Ok(Located { source, dtype, shape, file, data: Data::Rows(bytes) })
+    }
+
     /// The tensor for `role`, checked but not read.
     fn locate_role(&self, role: WeightRole) -> Result<Option<Located<'_>>, ModelError> {
         let Some(shape) = role.shape(&self.spec) else { return Ok(None) };
         let source = self.source(role);
         let name = source.name.clone();
+        if source.part == Part::RowEach {
+            return self.locate_rows(source, shape).map(Some);
+        }
         let stored_shape = source.stored_shape(&shape);
         if let Some((file, packed)) = self.store.find_packed(&name, &stored_shape)? {
             let dtype = packed.dtype;
@@ -457,6 +483,8 @@ struct Located<'a> {
 
 enum Data<'a> {
     Plain(&'a [u8]),
+    /// Of several tensors, one after the other.
+    Rows(Vec<u8>),
     Packed(Packed<'a>),
     Mxfp4(Mxfp4<'a>),
 }

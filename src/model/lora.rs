@@ -251,7 +251,7 @@ fn outputs_of(source: &Source, rows: u64) -> u64 {
     match source.part {
         Part::Rows { of, .. } | Part::Columns { of, .. } => of,
         Part::Every { period, take, .. } => rows / take * period,
-        Part::Whole | Part::TransposedRows { .. } | Part::Expert { .. } => rows,
+        Part::Whole | Part::RowEach | Part::TransposedRows { .. } | Part::Expert { .. } => rows,
     }
 }
 

@@ -7,6 +7,7 @@
 //! Guarantees: no input file makes this panic, loop or allocate beyond a small multiple of its headers; what is not
 //! supported is refused by name. It does not convert or copy weights.
 
+pub mod alibi;
 pub mod arch;
 pub mod catalog;
 pub mod checkpoint;

@@ -67,6 +67,9 @@ pub struct BlockSpec {
     /// Each head has one more logit, without a key or a value, in its softmax (gpt-oss).
     #[serde(default)]
     pub has_sinks: bool,
+    /// Nothing rotates, and each head adds to its scores a multiple of the key's position (falcon; arXiv 2108.12409).
+    #[serde(default)]
+    pub has_alibi: bool,
     /// Multiplies the logits (cohere; granite's divisor inverted).
     pub logit_scale: f32,
     /// Logits are bounded by `c * tanh(logit / c)` (gemma2).
@@ -97,6 +100,7 @@ impl BlockSpec {
         attention_scale: None,
         attention_softcap: None,
         has_sinks: false,
+        has_alibi: false,
         logit_scale: 1.0,
         logit_softcap: None,
         head_bias: false,
@@ -160,8 +164,10 @@ pub enum QkNorm {
     Head,
     /// RMSNorm over all heads together (olmo2).
     Width,
-    /// LayerNorm without bias over each head, each with a gain of its own (cohere).
+    /// LayerNorm without bias over each head, each with a gain of its own (cohere, stablelm).
     LayerPerHead,
+    /// LayerNorm over each head, all heads with the same gain and bias (phi).
+    LayerShared,
 }
 
 /// What the MLP reads and how a block's parts add up.
@@ -264,6 +270,8 @@ pub enum WeightRole {
     OBias(u32),
     QNorm(u32),
     KNorm(u32),
+    QNormBias(u32),
+    KNormBias(u32),
     /// One logit per head (gpt-oss).
     Sinks(u32),
     PostAttnNorm(u32),
@@ -343,7 +351,7 @@ impl ModelSpec {
 
     /// The rope of a layer; `None` where nothing rotates.
     pub fn rope_of(&self, layer: u32) -> Option<&RopeSpec> {
-        if self.block.learned_positions || self.block.layers_without_rope.contains(&layer) {
+        if self.block.learned_positions || self.block.has_alibi || self.block.layers_without_rope.contains(&layer) {
             return None;
         }
         match &self.block.windowed_rope {
@@ -361,7 +369,7 @@ impl ModelSpec {
         let (heads, dim) = (u64::from(num_heads), u64::from(self.head_dim));
         match self.qk_norm {
             QkNorm::None => (false, vec![dim]),
-            QkNorm::Head => (true, vec![dim]),
+            QkNorm::Head | QkNorm::LayerShared => (true, vec![dim]),
             QkNorm::Width => (true, vec![heads * dim]),
             QkNorm::LayerPerHead => (true, vec![heads, dim]),
         }
@@ -453,7 +461,7 @@ impl RopeSpec {
 
 impl WeightRole {
     /// The roles of one layer in the order of the forward pass.
-    fn of_layer(layer: u32) -> [WeightRole; 23] {
+    fn of_layer(layer: u32) -> [WeightRole; 25] {
         use WeightRole::*;
         [
             AttnNorm,
@@ -468,6 +476,8 @@ impl WeightRole {
             OBias,
             QNorm,
             KNorm,
+            QNormBias,
+            KNormBias,
             Sinks,
             PostAttnNorm,
             FfnNorm,
@@ -522,6 +532,7 @@ impl WeightRole {
             VBias(_) => (spec.v_bias, vec![kv]),
             OBias(_) => (spec.o_bias, vec![hidden]),
             Sinks(_) => (spec.block.has_sinks, vec![u64::from(spec.num_heads)]),
+            QNormBias(_) | KNormBias(_) => (spec.qk_norm == QkNorm::LayerShared, vec![head_dim]),
             QNorm(_) => spec.qk_norm_shape(spec.num_heads),
             KNorm(_) => spec.qk_norm_shape(spec.num_kv_heads),
             Gate(_) => (is_dense && is_gated, vec![ffn, hidden]),
@@ -545,7 +556,8 @@ impl WeightRole {
         match self {
             Expert(l, ..) | Mix(l, _) | Latent(l, _) => Some(l),
             TokenEmbedding | PositionEmbedding | OutputNorm | OutputNormBias | LmHead | HeadBias => None,
-            AttnNormBias(l) | Sinks(l) | PostAttnNorm(l) | FfnNormBias(l) | PostFfnNorm(l) => Some(l),
+            QNormBias(l) | KNormBias(l) | AttnNormBias(l) | Sinks(l) | PostAttnNorm(l) | FfnNormBias(l)
+            | PostFfnNorm(l) => Some(l),
             AttnNorm(l) | Q(l) | K(l) | V(l) | O(l) | QBias(l) | KBias(l) | VBias(l) | OBias(l) | QNorm(l)
             | KNorm(l) | FfnNorm(l) | Gate(l) | Up(l) | Down(l) | GateBias(l) | UpBias(l) | DownBias(l) => Some(l),
         }

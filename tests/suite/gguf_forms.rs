@@ -3,14 +3,14 @@
 use kvasir::model::Model;
 use kvasir::model::experts::{ExpertPart, MixPart};
 use kvasir::model::latent::LatentPart;
-use kvasir::model::spec::WeightRole;
+use kvasir::model::spec::{NormKind, Residual, WeightRole};
 use std::path::Path;
 
 use crate::support::{core_fixtures, full_fixtures};
 
 /// A file of f32 tensors.
 #[derive(Clone, Default)]
-struct Gguf {
+pub struct Gguf {
     pairs: Vec<u8>,
     num_pairs: u64,
     tensors: Vec<(String, Vec<u64>, Vec<f32>)>,
@@ -71,7 +71,7 @@ impl Gguf {
         out
     }
 
-    fn open(&self) -> (tempfile::TempDir, Model) {
+    pub fn open(&self) -> (tempfile::TempDir, Model) {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let path = dir.path().join("m.gguf");
         std::fs::write(&path, self.bytes(0..self.tensors.len())).expect("written");
@@ -80,7 +80,7 @@ impl Gguf {
     }
 }
 
-fn open(path: &Path) -> Model {
+pub fn open(path: &Path) -> Model {
     Model::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -108,8 +108,14 @@ fn name_of(role: WeightRole) -> String {
     let (layer, part) = match role {
         TokenEmbedding => return "token_embd.weight".into(),
         OutputNorm => return "output_norm.weight".into(),
+        OutputNormBias => return "output_norm.bias".into(),
         LmHead => return "output.weight".into(),
         AttnNorm(l) => (l, "attn_norm.weight"),
+        AttnNormBias(l) => (l, "attn_norm.bias"),
+        PostAttnNorm(l) => (l, "post_attention_norm.weight"),
+        PostFfnNorm(l) => (l, "post_ffw_norm.weight"),
+        QNorm(l) => (l, "attn_q_norm.weight"),
+        KNorm(l) => (l, "attn_k_norm.weight"),
         FfnNorm(l) => (l, "ffn_norm.weight"),
         Q(l) => (l, "attn_q.weight"),
         K(l) => (l, "attn_k.weight"),
@@ -181,7 +187,7 @@ fn base_keys(gguf: &mut Gguf, model: &Model, arch: &str) {
 }
 
 /// A `deepseek2` file; older converters wrote one up-projection and the dims of whole heads.
-fn deepseek(model: &Model, is_old: bool) -> Gguf {
+pub fn deepseek(model: &Model, is_old: bool) -> Gguf {
     let (spec, mut gguf) = (model.spec(), Gguf::default());
     let (latent, experts) = (spec.block.latent.expect("latent"), spec.block.experts.as_ref().expect("experts"));
     base_keys(&mut gguf, model, "deepseek2");
@@ -261,6 +267,33 @@ fn deepseek_is_the_same_from_either_form_as_from_its_folder() {
             );
             same_weights(&model, &other);
         }
+    }
+}
+
+/// A file of a family that needs few keys.
+pub fn plain(model: &Model, arch: &str) -> Gguf {
+    let (spec, mut gguf) = (model.spec(), Gguf::default());
+    base_keys(&mut gguf, model, arch);
+    gguf.number(&format!("{arch}.attention.head_count_kv"), spec.num_kv_heads);
+    gguf.number(&format!("{arch}.rope.dimension_count"), spec.rope.rotary_dim);
+    if matches!(spec.block.norm, NormKind::Layer { .. }) {
+        gguf.float(&format!("{arch}.attention.layer_norm_epsilon"), spec.rms_eps);
+        let is_parallel = spec.block.residual == Residual::ParallelOneNorm;
+        gguf.pair(&format!("{arch}.use_parallel_residual"), 7, &[u8::from(is_parallel)]);
+    }
+    tensors_of(model, &mut gguf);
+    gguf
+}
+
+#[test]
+fn norms_of_q_and_k_are_the_same_from_a_file_as_from_a_folder() {
+    for (name, arch) in [("olmo2", "olmo2"), ("stablelm_qk_norm", "stablelm")] {
+        let model = open(&core_fixtures().join("families").join(name));
+        let (_dir, other) = plain(&model, arch).open();
+        let (want, got) = (model.spec(), other.spec());
+        assert_eq!((&want.block, want.qk_norm, &want.windows), (&got.block, got.qk_norm, &got.windows), "{name}");
+        assert_eq!((&want.rope, want.rms_eps, want.num_kv_heads), (&got.rope, got.rms_eps, got.num_kv_heads), "{name}");
+        same_weights(&model, &other);
     }
 }
 

@@ -277,7 +277,7 @@ fn unknown_methods_and_missing_tensors_are_named() {
 }
 
 /// The fixture of gpt-oss with its experts in 4-bit floats as published, and with the same numbers as plain floats.
-fn mxfp4_and_plain() -> [tempfile::TempDir; 2] {
+pub fn mxfp4_and_plain() -> [tempfile::TempDir; 2] {
     let from = crate::support::core_fixtures().join("families/gpt_oss");
     let config = read_json(&from.join("config.json"));
     let bytes = std::fs::read(from.join("model.safetensors")).expect("readable");

@@ -489,7 +489,7 @@ impl Builder<'_> {
             num_heads: self.spec.num_heads,
             num_kv_heads: self.spec.num_kv_heads,
             head_dim: self.spec.head_dim,
-            is_layer_per_head: self.spec.qk_norm == QkNorm::LayerPerHead,
+            is_layer_per_head: self.spec.qk_norm != QkNorm::Width,
         };
         let (stride, eps) = (self.rope_shape().qkv_stride(), self.spec.rms_eps);
         Ok(Some(HeadsNorm::new(&mut self.context(), &shape, (stride, eps), &gains.whole(), &scratch.qkv)?))
@@ -524,9 +524,9 @@ impl Builder<'_> {
         let y = own
             .or(scratch.attended.outputs().next())
             .ok_or(LoadError::Unsupported("attention has no reader".into()))?;
-        let sinks = weights.sinks.as_ref().map(Buffer::whole);
-        let (q, partials, sinks) = (&scratch.q, &scratch.partials, sinks.as_ref());
-        let buffers = attention::Buffers { q, k_cache, v_cache, sinks, partials, y };
+        let (sinks, slopes) = (weights.sinks.as_ref().map(Buffer::whole), weights.slopes.as_ref().map(Buffer::whole));
+        let (q, partials, sinks, slopes) = (&scratch.q, &scratch.partials, sinks.as_ref(), slopes.as_ref());
+        let buffers = attention::Buffers { q, k_cache, v_cache, sinks, slopes, partials, y };
         Ok(Attention::new(&mut self.context(), "attention", &shape, (window, group), &buffers)?)
     }
 

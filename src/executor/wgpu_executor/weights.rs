@@ -10,7 +10,7 @@ use crate::kernels::{GROUP, stride};
 use crate::model::experts::{ExpertPart, ExpertSpec, MixPart};
 use crate::model::latent::LatentPart;
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
-use crate::model::{Model, TensorView, WeightForm};
+use crate::model::{Model, TensorView, WeightForm, alibi};
 use std::borrow::Cow;
 
 /// Rows of a fused projection that share a storage type.
@@ -35,10 +35,12 @@ pub struct LayerWeights {
     /// Empty where attention is latent.
     pub qkv: Vec<Part>,
     pub latent: Option<LatentWeights>,
-    /// Gains of q and k norms: f32 `[2, head_dim]`, or one for each element of q and k.
+    /// Gains of q and k norms: f32 `[2, head_dim]`, or one for each element of q and k, then as many biases.
     pub qk_gains: Option<Buffer>,
     /// f32 `[num_heads]`, times log2(e).
     pub sinks: Option<Buffer>,
+    /// f32 `[num_heads, 2]`: see [`crate::kernels::attention::Buffers::slopes`].
+    pub slopes: Option<Buffer>,
     pub o: Part,
     pub post_attn_norm: Option<NormWeights>,
     pub ffn_norm: Option<NormWeights>,
@@ -177,6 +179,7 @@ impl Loader<'_> {
             latent: if spec.block.latent.is_some() { Some(self.latent(l)?) } else { None },
             qk_gains: if spec.qk_norm == QkNorm::None { None } else { Some(self.qk_gains(l)?) },
             sinks: self.sinks(l)?,
+            slopes: if spec.block.has_alibi { Some(self.slopes()?) } else { None },
             o: self.part("o", &[(WeightRole::O(l), Some(WeightRole::OBias(l)))], 0)?,
             post_attn_norm: self.norm("norm after attention", WeightRole::PostAttnNorm(l), None)?,
             ffn_norm: self.norm("ffn norm", WeightRole::FfnNorm(l), Some(WeightRole::FfnNormBias(l)))?,
@@ -452,8 +455,22 @@ impl Loader<'_> {
     }
 
     fn qk_gains(&mut self, l: u32) -> Result<Buffer, LoadError> {
-        let mut gains = floats(&view(self.model, WeightRole::QNorm(l))?)?;
-        gains.extend(floats(&view(self.model, WeightRole::KNorm(l))?)?);
+        let (model, spec) = (self.model, self.spec);
+        let is_shared = spec.qk_norm == QkNorm::LayerShared;
+        let both = |roles: [WeightRole; 2]| -> Result<Vec<f32>, LoadError> {
+            let mut all = Vec::new();
+            for (role, num_heads) in roles.into_iter().zip([spec.num_heads, spec.num_kv_heads]) {
+                let values = floats(&view(model, role)?)?;
+                all.extend(values.repeat(if is_shared { num_heads as usize } else { 1 }));
+            }
+            Ok(all)
+        };
+        let mut gains = both([WeightRole::QNorm(l), WeightRole::KNorm(l)])?;
+        match spec.qk_norm {
+            QkNorm::LayerShared => gains.extend(both([WeightRole::QNormBias(l), WeightRole::KNormBias(l)])?),
+            QkNorm::LayerPerHead => gains.resize(2 * gains.len(), 0.0),
+            _ => {}
+        }
         self.floats("qk norm", &gains)
     }
 
@@ -462,6 +479,14 @@ impl Loader<'_> {
         let Some(view) = self.model.weight(WeightRole::Sinks(l))? else { return Ok(None) };
         let sinks: Vec<f32> = floats(&view)?.iter().map(|s| s * std::f32::consts::LOG2_E).collect();
         self.floats("sinks", &sinks).map(Some)
+    }
+
+    /// Of each head: what a position adds to its scores, and what scores are multiplied by.
+    fn slopes(&mut self) -> Result<Buffer, LoadError> {
+        let scale = (self.spec.attention_scale() * std::f64::consts::LOG2_E) as f32;
+        let heads = self.spec.num_heads;
+        let slopes: Vec<f32> = (0..heads).flat_map(|head| [alibi::slope(head, heads), scale]).collect();
+        self.floats("slopes", &slopes)
     }
 
     fn floats(&mut self, name: &str, values: &[f32]) -> Result<Buffer, LoadError> {

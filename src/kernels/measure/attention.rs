@@ -139,7 +139,7 @@ fn ready(gpu: &Gpu, case: &Case, flags: &[&str]) -> Result<Ready, GpuError> {
         multiply_pairs: KernelContext::prefers_pairs(gpu),
     };
     let out = RowOutput::F32(&y);
-    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y: out };
+    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, slopes: None, partials: &partials, y: out };
     let addressing: &[&str] = if case.is_contiguous { &["CONTIGUOUS"] } else { &[] };
     let flags = [flags, addressing].concat();
     let bound = Attention::with_flags(&mut ctx, "attention", &shape, (None, 0), &buffers, &flags)?;

@@ -1,5 +1,5 @@
 //! Falcon 7B to 180B: attention and a plain MLP side by side, Q, K and V of each key-value head together in one tensor.
-//! Those with position biases instead of rope (falcon-rw) are refused.
+//! Falcon-RW has position biases instead of rope, a head of keys for each of queries, and the MLP behind attention.
 
 use super::config::{Config, Defaults};
 use super::metadata::Metadata;
@@ -29,9 +29,6 @@ fn block(residual: Residual) -> BlockSpec {
 }
 
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
-    if config.flag("alibi", false)? {
-        return Err(Fault::Unsupported("alibi = true is not supported".into()));
-    }
     let renamed = config.renamed(&[
         ("rms_norm_eps", "layer_norm_epsilon"),
         ("intermediate_size", "ffn_hidden_size"),
@@ -59,7 +56,8 @@ fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
         (false, false) => Residual::Sequential,
     };
     let bias = config.flag("bias", false)?;
-    let block = BlockSpec { activation: spec.block.activation, ..block(residual) };
+    let has_alibi = config.flag("alibi", false)?;
+    let block = BlockSpec { activation: spec.block.activation, has_alibi, ..block(residual) };
     let spec = ModelSpec { num_kv_heads, block, ..spec };
     Ok(ModelSpec { q_bias: bias, k_bias: bias, v_bias: bias, o_bias: bias, mlp_bias: bias, ..spec })
 }

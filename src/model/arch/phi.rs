@@ -1,12 +1,14 @@
 //! Phi 1 and 2: attention and a plain MLP side by side through one LayerNorm, half of each head rotates, biases
-//! everywhere, the head included.
+//! everywhere, the head included. Some norm each head of Q and K.
 
 use super::config::{Config, Defaults};
 use super::metadata::Metadata;
 use super::source::Source;
 use super::{Family, names};
 use crate::model::error::{Fault, ModelError};
-use crate::model::spec::{Activation, BlockSpec, MlpKind, ModelSpec, NormKind, Residual, RopePairing, WeightRole};
+use crate::model::spec::{
+    Activation, BlockSpec, MlpKind, ModelSpec, NormKind, QkNorm, Residual, RopePairing, WeightRole,
+};
 
 pub const FAMILY: Family = Family {
     name: "phi",
@@ -30,9 +32,6 @@ fn block() -> BlockSpec {
 }
 
 fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
-    if config.flag("qk_layernorm", false)? {
-        return Err(Fault::Unsupported("qk_layernorm is not supported".into()));
-    }
     let renamed = config.renamed(&[("rms_norm_eps", "layer_norm_eps")]);
     let defaults = Defaults { partial_rotary: Some(0.5), activation: Activation::GeluTanh, ..Defaults::llama(2048) };
     let spec = Config::new(&renamed).base_spec("phi", &defaults)?;
@@ -40,7 +39,8 @@ fn spec_of_config(config: &Config) -> Result<ModelSpec, Fault> {
         return Err(Fault::Unsupported("tie_word_embeddings = true is not supported".into()));
     }
     let block = BlockSpec { activation: spec.block.activation, ..block() };
-    Ok(ModelSpec { q_bias: true, k_bias: true, v_bias: true, o_bias: true, mlp_bias: true, block, ..spec })
+    let qk_norm = if config.flag("qk_layernorm", false)? { QkNorm::LayerShared } else { QkNorm::None };
+    Ok(ModelSpec { q_bias: true, k_bias: true, v_bias: true, o_bias: true, mlp_bias: true, qk_norm, block, ..spec })
 }
 
 fn spec_of_gguf(metadata: &Metadata) -> Result<ModelSpec, ModelError> {
@@ -53,6 +53,10 @@ fn hf_tensor(spec: &ModelSpec, role: WeightRole) -> Source {
     let (layer, name) = match role {
         OutputNorm => return "model.final_layernorm.weight".to_owned().into(),
         OutputNormBias => return "model.final_layernorm.bias".to_owned().into(),
+        QNorm(l) => (l, "self_attn.q_layernorm.weight"),
+        KNorm(l) => (l, "self_attn.k_layernorm.weight"),
+        QNormBias(l) => (l, "self_attn.q_layernorm.bias"),
+        KNormBias(l) => (l, "self_attn.k_layernorm.bias"),
         O(l) => (l, "self_attn.dense.weight"),
         OBias(l) => (l, "self_attn.dense.bias"),
         Up(l) => (l, "mlp.fc1.weight"),

@@ -39,6 +39,8 @@ pub enum Part {
         from: u64,
         of: u64,
     },
+    /// A tensor for each row: the name has `{}` where the row's number stands (stablelm's norms of heads).
+    RowEach,
     /// One of `of` experts that lie one after the other.
     Expert {
         expert: u64,
@@ -73,6 +75,7 @@ impl Source {
         let mut stored = shape.to_vec();
         match self.part {
             Part::Whole => {}
+            Part::RowEach => stored = shape[1..].to_vec(),
             Part::Rows { of, .. } => stored[0] = of,
             Part::TransposedRows { of, .. } => stored = vec![of, shape[0]],
             Part::Columns { of, .. } if shape.len() == 2 => stored = vec![shape[1], of],
@@ -95,7 +98,7 @@ impl Source {
             None => Err(Fault::Unsupported(format!("{dtype} in rows of {unit} elements cannot be cut"))),
         };
         match self.part {
-            Part::Whole => Ok(Cow::Borrowed(bytes)),
+            Part::Whole | Part::RowEach => Ok(Cow::Borrowed(bytes)),
             Part::Columns { from, of } if shape.len() == 2 => transposed(dtype, bytes, shape, (from, of, 1)),
             Part::Rows { from, .. } | Part::Columns { from, .. } => {
                 Ok(Cow::Borrowed(&bytes[row_bytes(from)?..row_bytes(from + shape[0])?]))

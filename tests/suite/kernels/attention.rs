@@ -151,7 +151,8 @@ fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, cut: Cut
     let partials = rig.filled("partials", 2000 * shape.partial_bytes() as usize / 4, f32::NAN);
     let (q, k, v, partials) = (q.whole(), k.whole(), v.whole(), partials.whole());
     let sinks = shape.has_sinks.then(|| rig.upload("sinks", &world.sinks).whole());
-    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: sinks.as_ref(), partials: &partials, y };
+    let buffers =
+        Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: sinks.as_ref(), slopes: None, partials: &partials, y };
     let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, (window, 0), &buffers));
     let mut recording = Recording::new("attention");
     attention.record(&mut recording, work.counts);
@@ -441,7 +442,7 @@ fn zeroed_metadata_writes_nothing() {
         let y = out.whole();
         let partials = rig.filled("partials", 64, 0.0).whole();
         let (q, k, v, y) = (q.whole(), k.whole(), v.whole(), RowOutput::F32(&y));
-        let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y };
+        let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, slopes: None, partials: &partials, y };
         let attention = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", &shape, (None, 0), &buffers));
         let mut recording = Recording::new("attention");
         attention.record(&mut recording, WorkCounts::some(2));

@@ -15,7 +15,8 @@ fn q_and_k_are_normalised_in_place_and_the_rest_stays() {
                 let width = stride((num_heads + 2 * num_kv_heads) * head_dim) as usize;
                 let mut random = Random(u64::from(head_dim));
                 let rows = random.vector(5 * width, 3.0);
-                let gains = random.vector(((num_heads + num_kv_heads) * head_dim) as usize, 1.0);
+                let num = if is_layer_per_head { 2 } else { 1 };
+                let gains = random.vector((num * (num_heads + num_kv_heads) * head_dim) as usize, 1.0);
                 let mut want: Vec<f32> =
                     rows.chunks_exact(width).flat_map(|row| reference(&shape, &gains, row, 1e-5)).collect();
                 // The fifth row is not part of the step.

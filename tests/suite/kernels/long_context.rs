@@ -56,8 +56,15 @@ fn attend(rig: &Rig, shape: &attention::Shape, batch: &StepBatch, buffers: [&kva
     let out = rig.filled("out", batch.num_tokens() * shape.out_stride() as usize, 7e7);
     let [q, k_cache, v_cache] = buffers.map(|buffer| buffer.whole());
     let y = RowOutput::F32(&out.whole());
-    let buffers =
-        attention::Buffers { q: &q, k_cache: &k_cache, v_cache: &v_cache, sinks: None, partials: &partials, y };
+    let buffers = attention::Buffers {
+        q: &q,
+        k_cache: &k_cache,
+        v_cache: &v_cache,
+        sinks: None,
+        slopes: None,
+        partials: &partials,
+        y,
+    };
     let kernel = rig.build(&meta, false, |ctx| Attention::new(ctx, "attention", shape, (None, 0), &buffers));
     let mut recording = Recording::new("attention");
     kernel.record(&mut recording, work.counts);

@@ -9,14 +9,14 @@ use super::{ids_of, streamed};
 use crate::support::{core_fixtures, read_json};
 use std::sync::Arc;
 
-fn cases(value: &Value) -> &Vec<Value> {
-    let cases = value.as_array().expect("a list of cases");
-    assert!(cases.len() >= 30);
-    cases
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
 }
 
-fn text<'a>(case: &'a Value, key: &str) -> &'a str {
-    case[key].as_str().expect("text")
+fn texts(value: &Value) -> Vec<&str> {
+    let texts: Vec<&str> = list(value).iter().map(|text| text.as_str().expect("text")).collect();
+    assert!(texts.len() >= 30);
+    texts
 }
 
 /// The lists that a SentencePiece model holds; a GGUF file has the same.
@@ -30,22 +30,20 @@ fn vocab(name: &str) -> GgufVocab {
 #[test]
 fn sentencepiece_models_give_their_own_ids_and_texts() {
     let vectors = read_json(&core_fixtures().join("pieces/vectors.json"));
+    let all = texts(&vectors["texts"]);
     for (name, model) in [("unigram", "t5"), ("unigram_bytes", "t5"), ("nodummy", "t5"), ("bpe_map", "llama")] {
         let vocab = vocab(name);
         assert_eq!(vocab.model, model);
         let unk = vocab.unk.expect("an unknown token");
         let tokenizer = Arc::new(Tokenizer::from_gguf(vocab).expect("valid"));
-        for case in cases(&vectors["sentencepiece"][name]) {
-            let (text, ids) = (text(case, "text"), ids_of(&case["ids"]));
+        let cases = &vectors["sentencepiece"][name];
+        for ((text, ids), decoded) in all.iter().zip(list(&cases["ids"])).zip(texts(&cases["decoded"])) {
+            let ids = ids_of(ids);
             assert_eq!(tokenizer.encode_plain(text).expect("encodable"), ids, "{name}: {text:?}");
             // SentencePiece writes the unknown token as a sign of its own, and a `▁` of the text is a space to it.
             if !ids.contains(&unk) && !text.starts_with('▁') {
-                assert_eq!(tokenizer.decode(&ids, false), self::text(case, "decoded"), "{name}: {text:?}");
-                assert_eq!(
-                    streamed(&tokenizer, &ids, false),
-                    self::text(case, "decoded"),
-                    "{name}: {text:?}, streamed"
-                );
+                assert_eq!(tokenizer.decode(&ids, false), decoded, "{name}: {text:?}");
+                assert_eq!(streamed(&tokenizer, &ids, false), decoded, "{name}: {text:?}, streamed");
             }
         }
     }
@@ -99,10 +97,11 @@ fn word_pieces_give_the_ids_of_berts_tokenizer() {
     let tokens: Vec<&str> = vectors["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_str).collect();
     for (lowercase, key) in [(None, "lower"), (Some(false), "cased")] {
         let tokenizer = Tokenizer::from_gguf(GgufVocab { lowercase, ..bert(&tokens) }).expect("valid");
-        for case in cases(&vectors[key]) {
-            let text = text(case, "text");
-            assert_eq!(tokenizer.encode(text, AddSpecial::Yes).expect("encodable"), ids_of(&case["ids"]), "{text:?}");
-            assert_eq!(tokenizer.encode(text, AddSpecial::No).expect("encodable"), ids_of(&case["plain"]), "{text:?}");
+        for (text, ids) in texts(&vectors["texts"]).into_iter().zip(list(&vectors[key])) {
+            let ids = ids_of(ids);
+            assert_eq!(tokenizer.encode(text, AddSpecial::Yes).expect("encodable"), ids, "{text:?}");
+            let plain = tokenizer.encode(text, AddSpecial::No).expect("encodable");
+            assert_eq!(plain, ids[1..ids.len() - 1], "{text:?}");
         }
         let ids = tokenizer.encode("the license", AddSpecial::Yes).expect("encodable");
         assert_eq!(tokenizer.decode(&ids, true), "the license");
