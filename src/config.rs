@@ -3,11 +3,13 @@
 //! Precedence: flags, then `KVASIR_*` variables (both arrive in [`EngineArgs`]), then `config.toml`, then the defaults
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
-use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, KvCacheDtype, PreemptionMode};
-use crate::telemetry::{QueuePolicy, VictimPolicy};
+mod values;
+
+use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
+use values::{PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, gib, kv_cache_dtype, power_of_two, word_of};
 
 /// Largest context that a flag may ask for.
 const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
@@ -16,7 +18,6 @@ const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
 const DEFAULT_SWAP_SPACE_GIB: f64 = 1.0;
 /// Files of the prefix cache, for one model.
 const DEFAULT_PREFIX_CACHE_GIB: f64 = 8.0;
-const MAX_GIB: f64 = 65_536.0;
 
 /// A setting that cannot be used. The message names where it stands and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,6 +131,8 @@ pub struct EngineSection {
     pub prefix_cache_dir: Option<PathBuf>,
     pub prefix_cache_size: Option<f64>,
     pub max_queue: Option<HumanInt>,
+    pub gpu_memory_gb: Option<f64>,
+    pub cpu_offload_gb: Option<f64>,
 }
 
 /// Sections and keys that have a meaning here.
@@ -157,6 +160,8 @@ const KNOWN: [(&str, &[&str]); 3] = [
             "prefix_cache_dir",
             "prefix_cache_size",
             "max_queue",
+            "gpu_memory_gb",
+            "cpu_offload_gb",
         ],
     ),
 ];
@@ -294,6 +299,13 @@ pub struct EngineArgs {
     /// Share of the memory that the engine may take, 0 to 1
     #[arg(long, value_name = "SHARE", env = "KVASIR_GPU_MEMORY_UTILIZATION", hide_env_values = true)]
     pub gpu_memory_utilization: Option<f32>,
+    /// Memory of the adapter, in GiB: what is planned has to fit; no interface tells it
+    #[arg(long, value_name = "GIB", env = "KVASIR_GPU_MEMORY_GB", hide_env_values = true)]
+    pub gpu_memory_gb: Option<f64>,
+    /// Keep layers of so many GiB in host memory and stream them at each step, which is slow; 0 never does. Unless given,
+    /// layers are kept there only when the model does not fit the adapter's memory otherwise
+    #[arg(long, value_name = "GIB", env = "KVASIR_CPU_OFFLOAD_GB", hide_env_values = true)]
+    pub cpu_offload_gb: Option<f64>,
     /// Exactly this many KV blocks
     #[arg(long, value_name = "N", env = "KVASIR_NUM_GPU_BLOCKS_OVERRIDE", hide_env_values = true)]
     pub num_gpu_blocks_override: Option<HumanInt>,
@@ -353,22 +365,6 @@ pub struct EngineArgs {
     pub check_invariants: bool,
 }
 
-fn power_of_two(name: &'static str, value: u32) -> Result<(), ConfigError> {
-    if value.is_power_of_two() {
-        return Ok(());
-    }
-    Err(ConfigError::Invalid { name, message: format!("must be a power of two, not {value}") })
-}
-
-/// The type that a word names; nothing is [`KvCacheDtype::Auto`].
-fn kv_cache_dtype(word: Option<&String>) -> Result<KvCacheDtype, ConfigError> {
-    let Some(word) = word else { return Ok(KvCacheDtype::Auto) };
-    KvCacheDtype::parse(word).ok_or_else(|| ConfigError::Invalid {
-        name: "kv_cache_dtype",
-        message: format!("must be one of {}, not `{word}`", KvCacheDtype::WORDS.join(", ")),
-    })
-}
-
 impl EngineArgs {
     /// The options of a run. `seed` seeds requests that bring none.
     pub fn resolve(
@@ -407,7 +403,10 @@ impl EngineArgs {
         let swap_space_bytes = gib("swap_space", self.swap_space.or(file.swap_space), DEFAULT_SWAP_SPACE_GIB)?;
         let cache_size = self.prefix_cache_size.or(file.prefix_cache_size);
         let kv_cache_dtype = kv_cache_dtype(self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()))?;
+        let some_gib = |name, given: Option<f64>| given.map(|size| gib(name, Some(size), 0.0)).transpose();
         Ok(EngineOptions {
+            gpu_memory_bytes: some_gib("gpu_memory_gb", self.gpu_memory_gb.or(file.gpu_memory_gb))?,
+            cpu_offload_bytes: some_gib("cpu_offload_gb", self.cpu_offload_gb.or(file.cpu_offload_gb))?,
             swap_space_bytes,
             prefix_cache_dir: self.prefix_cache_dir.clone().or(file.prefix_cache_dir.clone()),
             prefix_cache_bytes: gib("prefix_cache_size", cache_size, DEFAULT_PREFIX_CACHE_GIB)?,
@@ -471,48 +470,10 @@ impl EngineArgs {
     }
 }
 
-const PREEMPTION_MODES: [(&str, PreemptionMode); 3] =
-    [("auto", PreemptionMode::Auto), ("recompute", PreemptionMode::Recompute), ("swap", PreemptionMode::Swap)];
-
-const SCHEDULING_POLICIES: [(&str, QueuePolicy); 4] = [
-    ("fair", QueuePolicy::Fair),
-    ("fcfs", QueuePolicy::Fcfs),
-    ("priority", QueuePolicy::Priority),
-    ("longest-prefix", QueuePolicy::LongestPrefix),
-];
-
-const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
-    ("last-in", VictimPolicy::LastIn),
-    ("least-computed", VictimPolicy::LeastComputed),
-    ("priority", VictimPolicy::Priority),
-];
-
-/// A size in GiB as bytes.
-fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, ConfigError> {
-    let size = given.unwrap_or(default);
-    if !(0.0..=MAX_GIB).contains(&size) {
-        return Err(ConfigError::Invalid { name, message: format!("must be between 0 and {MAX_GIB} GiB, not {size}") });
-    }
-    Ok((size * (1u64 << 30) as f64) as u64)
-}
-
-/// The meaning of the word that a flag or the file gives; the first of `words` where neither does.
-fn word_of<T: Copy>(
-    name: &'static str,
-    words: &[(&str, T)],
-    flag: Option<&str>,
-    file: &Option<String>,
-) -> Result<T, ConfigError> {
-    let Some(word) = flag.or(file.as_deref()) else { return Ok(words[0].1) };
-    words.iter().find(|(known, _)| *known == word).map(|(_, meaning)| *meaning).ok_or_else(|| {
-        let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
-        ConfigError::Invalid { name, message: format!("must be one of {}, not `{word}`", known.join(", ")) }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::QueuePolicy;
 
     #[test]
     fn human_integers_follow_the_case_of_the_letter() {

@@ -42,13 +42,20 @@ pub fn run(args: &EstimateArgs) -> CliResult {
                     "workspace_bytes": plan.memory.workspace_bytes,
                     "total_bytes": plan.memory.total_bytes,
                     "host_bytes": plan.host_bytes,
-                    "available_bytes": machine.available_bytes,
+                    "offloaded_layers": plan.num_streamed,
+                    "offloaded_bytes": plan.streamed_bytes,
+                    "available_bytes": options.gpu_memory_bytes.or(machine.available_bytes),
                     "fits": true,
                     "max_model_len": plan.max_model_len,
                 }))?;
             } else {
+                let offloaded = match plan.num_streamed {
+                    0 => "none".into(),
+                    n => format!("{} ({n} of {} layers, slow)", out::bytes(plan.streamed_bytes), spec.num_layers),
+                };
                 out::text(&out::table(&[
                     vec!["weights".into(), out::bytes(plan.memory.weights_bytes)],
+                    vec!["in host memory".into(), offloaded],
                     vec!["KV cache".into(), kv_words(&plan)],
                     vec!["workspace".into(), out::bytes(plan.memory.workspace_bytes)],
                     vec!["total".into(), out::bytes(plan.memory.total_bytes)],

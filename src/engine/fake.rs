@@ -38,6 +38,8 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         max_num_batched_tokens: fake.max_num_batched_tokens,
         block_size: fake.block_size,
         gpu_memory_utilization: 1.0,
+        gpu_memory_bytes: None,
+        cpu_offload_bytes: Some(0),
         num_gpu_blocks_override: Some(fake.num_blocks),
         prefix_caching: true,
         scheduling_policy: fake.scheduling_policy,

@@ -6,10 +6,10 @@
 
 use super::disk::{DiskConfig, DiskTier, Format};
 use super::handle::{AdapterSummary, EngineStatus, FailureKind, GenerationDefaults, LoadedModel};
-use super::memory_plan::{self, Machine};
+use super::memory_plan;
 use super::options::{BackendChoice, EngineOptions, LoadRequest, ModelSource};
+use super::placing;
 use super::text_side::{self, TextSide};
-use crate::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
 use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuBackend, GpuError, GpuRequest};
 use crate::model::hub::{self, FetchProgress, FetchStage};
@@ -97,7 +97,9 @@ impl From<GpuError> for LoadFailure {
     fn from(error: GpuError) -> Self {
         let (kind, fix) = match &error {
             GpuError::NoAdapter(_) | GpuError::NoDevice(_) => (FailureKind::NoAdapter, Some(ADAPTER_FIX)),
-            GpuError::OutOfMemory { .. } => (FailureKind::DoesNotFit, Some(MEMORY_FIX)),
+            GpuError::OutOfMemory { .. } | GpuError::BindingTooLarge { .. } => {
+                (FailureKind::DoesNotFit, Some(MEMORY_FIX))
+            }
             GpuError::Lost(_) | GpuError::Shader(_) | GpuError::Validation { .. } => (FailureKind::Engine, None),
         };
         LoadFailure { kind, message: error.to_string(), fix: fix.map(String::from) }
@@ -116,7 +118,7 @@ impl From<LoadError> for LoadFailure {
 }
 
 /// What helps when a model does not fit.
-const MEMORY_FIX: &str = "lower --max-model-len or --max-num-seqs, or choose a smaller or more strongly quantised model; \
+const MEMORY_FIX: &str = "lower --max-model-len, --max-num-seqs or --max-num-batched-tokens, or choose a smaller or more strongly quantised model; \
                           `kvasir estimate` shows the figures";
 
 /// The adapter that the options ask for.
@@ -185,20 +187,13 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         Some(_) => identity(&model, &request.options, &adapter)?,
         None => [0; 32],
     };
-    let plan = memory_plan::plan(
-        &model,
-        &request.options,
-        Machine::with_adapter(gpu.caps().is_cpu, gpu.caps().max_binding_bytes),
-    )?;
-    let config = memory_plan::executor_config(&request.options, plan.memory.num_blocks, plan.max_model_len);
-    let num_host_blocks = plan.num_host_blocks;
     let is_windowed = memory_plan::has_windows(model.spec());
-    let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
+    let (plan, recipe, executor) = placing::place(gpu, &model, &request.options, on_progress)?;
     let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
     let options = request.options.clone();
     let rebuild: Rebuild = Box::new(move |on_progress| {
         let gpu = Gpu::open(&gpu_request(&options))?;
-        build(gpu, &model, (config, num_host_blocks), on_progress)
+        Ok(recipe.build(gpu, &model, on_progress)?)
     });
     if is_windowed && request.options.prefix_cache_dir.is_some() {
         return Err(LoadFailure::engine("the prefixes of a model with sliding-window layers are not kept on disk")
@@ -247,18 +242,6 @@ fn arithmetic(options: &EngineOptions, adapter: &AdapterSummary) -> String {
     let EngineOptions { kv_canary, precise, floor, checked_shaders, .. } = options;
     let format = options.kv_format();
     format!("{adapter:?} {format:?} canary {kv_canary} precise {precise} floor {floor} checked {checked_shaders}")
-}
-
-fn build(
-    gpu: Gpu,
-    model: &Model,
-    (config, num_host_blocks): (ExecutorConfig, u32),
-    on_progress: OnProgress<'_>,
-) -> Result<Box<dyn Executor>, LoadFailure> {
-    let executor = WgpuExecutor::new(gpu, model, config, &mut |progress| {
-        on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
-    })?;
-    Ok(Box::new(executor.with_host_blocks(num_host_blocks)))
 }
 
 /// Reports a phase of unknown length.

@@ -9,13 +9,15 @@ use super::loader::LoadFailure;
 use super::options::EngineOptions;
 use crate::executor::wgpu_executor::{self, ExecutorConfig};
 use crate::memory::{self, FixedBytes, KvSize, MemoryConfig};
+use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
-use crate::model::{Model, ModelError};
 
 /// KV memory that is taken without being asked for: enough for several chats, small enough to start fast.
 const DEFAULT_KV_BYTES_CPU: u64 = 512 << 20;
 const DEFAULT_KV_BYTES_GPU: u64 = 2 << 30;
+/// A context that a model should have room for before layers leave the GPU.
+const USUAL_LEN: u32 = 2048;
 /// Host memory for blocks is at most one part in so many of what is free.
 const HOST_SHARE: u64 = 4;
 /// The books of more places than this would cost more than they give.
@@ -41,6 +43,9 @@ pub struct EnginePlan {
     /// Places for blocks in host memory, and what they take once they are filled.
     pub num_host_blocks: u32,
     pub host_bytes: u64,
+    /// Last layers whose matrices stay in host memory, and what they take there.
+    pub num_streamed: u32,
+    pub streamed_bytes: u64,
 }
 
 impl Machine {
@@ -59,14 +64,13 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
             .with_fix(format!("use --max-model-len {} or less", spec.max_position)));
     }
     let wanted_len = options.max_model_len.unwrap_or(spec.max_position);
-    let weights = wgpu_executor::weights_bytes(model)?;
-    let fixed_for = |len| -> Result<FixedBytes, ModelError> {
-        let workspace = wgpu_executor::workspace_bytes(model, &executor_config(options, memory::MIN_BLOCKS, len))?;
-        Ok(FixedBytes { weights, workspace })
-    };
-    let fixed = fixed_for(wanted_len)?;
-    let limit = machine
-        .available_bytes
+    let sizes = wgpu_executor::weight_sizes(model)?;
+    let workspace_for = |len| wgpu_executor::workspace_bytes(model, &executor_config(options, memory::MIN_BLOCKS, len));
+    let workspace = workspace_for(wanted_len)?;
+    // A card whose memory was told is planned for like one.
+    let is_cpu = machine.is_cpu && options.gpu_memory_bytes.is_none();
+    let available_bytes = options.gpu_memory_bytes.or(machine.available_bytes);
+    let limit = available_bytes
         .map(|bytes| (bytes as f64 * f64::from(options.gpu_memory_utilization)) as u64)
         .unwrap_or(u64::MAX);
     let mut config = MemoryConfig {
@@ -77,12 +81,23 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
         max_model_len: wanted_len,
         kv_token: options.kv_token_bytes(),
     };
-    let least = memory::estimate(spec, fixed, &config);
+    let least = memory::estimate(spec, FixedBytes { weights: sizes.total(), workspace }, &config);
+    let needed_len = options.max_model_len.unwrap_or(wanted_len.min(USUAL_LEN));
+    let needed_kv = kv_bytes_of(memory::blocks_of(spec, &config, needed_len), &least);
+    let num_streamed = match options.cpu_offload_bytes {
+        Some(bytes) => sizes.layers_within(bytes),
+        // Where both are one memory nothing is gained.
+        None if is_cpu => 0,
+        None => sizes.layers_over(limit.saturating_sub(workspace).saturating_sub(needed_kv)).unwrap_or(0),
+    };
+    let streamed_bytes = sizes.on_host(num_streamed);
+    check_host(num_streamed, streamed_bytes, is_cpu)?;
+    let fixed = FixedBytes { weights: sizes.on_gpu(num_streamed), workspace };
     config.kv = match options.num_gpu_blocks_override {
         Some(blocks) => KvSize::Blocks(blocks),
         None => {
             let fixed = fixed.weights.saturating_add(fixed.workspace);
-            let default_kv = if machine.is_cpu { DEFAULT_KV_BYTES_CPU } else { DEFAULT_KV_BYTES_GPU };
+            let default_kv = if is_cpu { DEFAULT_KV_BYTES_CPU } else { DEFAULT_KV_BYTES_GPU };
             // A context that was asked for by name has to fit, whatever is usual.
             let asked_kv =
                 options.max_model_len.map_or(0, |len| kv_bytes_of(memory::blocks_of(spec, &config, len), &least));
@@ -95,7 +110,7 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
         memory = memory::estimate(spec, fixed, &config);
     }
     if memory.total_bytes > limit {
-        return Err(too_large(&memory, machine.available_bytes.unwrap_or(limit)));
+        return Err(too_large(&memory, available_bytes.unwrap_or(limit)));
     }
     let room = memory::max_context(spec, &config, memory.num_blocks);
     if options.max_model_len.is_some_and(|asked| asked > room) {
@@ -111,15 +126,18 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
     }
     let per_block = memory.kv_bytes_per_token * u64::from(options.block_size);
     // It is taken as blocks come to it; on a small machine not more than a share of what is free.
-    let free = machine.available_bytes.or_else(available_memory).map_or(u64::MAX, |bytes| bytes / HOST_SHARE);
+    let host = if is_cpu { machine.available_bytes } else { None };
+    let free = host.or_else(available_memory).map_or(u64::MAX, |bytes| bytes / HOST_SHARE);
     // What slid out of a window is not kept anywhere, so a windowed model's blocks do not go to host memory.
     let swap_space_bytes = if has_windows(spec) { 0 } else { options.swap_space_bytes };
     let num_host_blocks = (swap_space_bytes.min(free) / per_block).min(MAX_HOST_BLOCKS);
     let max_model_len = wanted_len.min(room);
     config.kv = KvSize::Blocks(memory.num_blocks);
     Ok(EnginePlan {
-        memory: memory::estimate(spec, fixed_for(max_model_len)?, &config),
+        memory: memory::estimate(spec, FixedBytes { workspace: workspace_for(max_model_len)?, ..fixed }, &config),
         max_model_len,
+        num_streamed,
+        streamed_bytes,
         num_host_blocks: num_host_blocks as u32,
         host_bytes: num_host_blocks * per_block,
     })
@@ -128,6 +146,15 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
 /// Whether layers of the model read a sliding window alone: their blocks stay on the GPU and are not shared in part.
 pub(super) fn has_windows(spec: &ModelSpec) -> bool {
     LayerGroups::of(spec).windows != [None]
+}
+
+/// Host memory has to hold what stays there.
+fn check_host(num_layers: u32, bytes: u64, is_cpu: bool) -> Result<(), LoadFailure> {
+    let Some(free) = available_memory().filter(|free| bytes > *free) else { return Ok(()) };
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let fault = format!("{num_layers} layers in host memory take {} MiB, {} MiB are free", mib(bytes), mib(free));
+    let fix = if is_cpu { "leave --cpu-offload-gb out" } else { "lower --cpu-offload-gb, or choose a smaller model" };
+    Err(LoadFailure::new(FailureKind::DoesNotFit, fault).with_fix(fix))
 }
 
 /// Blocks of which a layer's keys can be bound at once.
@@ -238,6 +265,27 @@ mod tests {
         let small = plan(&tiny(), &options(None, None), machine).unwrap();
         // A block of keys has 16 tokens, 2 heads of 16 dims, f16.
         assert_eq!(small.memory.num_blocks, (64 << 10) / (16 * 2 * 16 * 2));
+    }
+
+    #[test]
+    fn layers_stay_in_host_memory_when_asked_or_as_the_last_resort() {
+        let model = tiny();
+        let with = |offload: Option<u64>, gpu_kib: u64| {
+            let gpu_memory_bytes = Some(gpu_kib << 10);
+            let options = EngineOptions { gpu_memory_bytes, cpu_offload_bytes: offload, ..options(None, None) };
+            plan(&model, &options, on_cpu(1000))
+        };
+        let roomy = with(None, 1 << 20).unwrap();
+        assert_eq!((roomy.num_streamed, roomy.streamed_bytes), (0, 0));
+        let sizes = wgpu_executor::weight_sizes(&model).unwrap();
+        let asked = with(Some(sizes.on_host(1)), 1 << 20).unwrap();
+        assert_eq!((asked.num_streamed, asked.streamed_bytes), (1, sizes.on_host(1)));
+        // A layer less than what it takes whole; with all three away, two still take turns on the GPU.
+        let whole = roomy.memory.total_bytes - roomy.memory.kv_bytes + (600 << 10);
+        let tight = with(None, (whole - sizes.on_host(1)) >> 10).unwrap();
+        assert_eq!(tight.num_streamed, 3);
+        assert!(tight.memory.total_bytes <= whole - sizes.on_host(1), "{tight:?}");
+        assert_eq!(with(Some(0), (whole - sizes.on_host(1)) >> 10).unwrap_err().kind, FailureKind::DoesNotFit);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod mailbox;
 pub mod memory_plan;
 pub mod options;
 pub mod output;
+mod placing;
 pub mod pooling;
 pub mod preempt_meter;
 mod prefetch;

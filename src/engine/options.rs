@@ -96,6 +96,10 @@ pub struct EngineOptions {
     pub block_size: u32,
     /// Share of the memory budget that weights, workspace and KV may take, 0 to 1.
     pub gpu_memory_utilization: f32,
+    /// The adapter's memory, where it is known; `None` leaves a graphics card's limit to its driver.
+    pub gpu_memory_bytes: Option<u64>,
+    /// Layers of at most so many bytes stay in host memory; `None` keeps some there as the last resort.
+    pub cpu_offload_bytes: Option<u64>,
     /// Exactly this many KV blocks, the null block included.
     pub num_gpu_blocks_override: Option<u32>,
     pub prefix_caching: bool,

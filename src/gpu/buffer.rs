@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::Gpu;
 use super::error::GpuError;
+use super::streamed::Capture;
 use super::texels::Texels;
 
 /// What a buffer is bound as.
@@ -156,17 +157,21 @@ impl Gpu {
 pub struct Uploader<'g> {
     pub(super) gpu: &'g Gpu,
     pub(super) pending: usize,
+    pub(super) capture: Option<Capture>,
 }
 
 impl<'g> Uploader<'g> {
     pub fn new(gpu: &'g Gpu) -> Uploader<'g> {
-        Uploader { gpu, pending: 0 }
+        Uploader { gpu, pending: 0, capture: None }
     }
 
     /// Writes to the start of a slice; the length must be a multiple of 4 and fit.
     pub fn write(&mut self, to: &BufferSlice, bytes: &[u8]) -> Result<(), GpuError> {
         assert!(bytes.len() as u64 <= to.size, "{} bytes into {to:?}", bytes.len());
         assert!(bytes.len().is_multiple_of(4), "writes are whole words");
+        if self.capture.as_mut().is_some_and(|capture| capture.keep_bytes(to, bytes)) {
+            return Ok(());
+        }
         let mut offset = to.offset;
         for piece in bytes.chunks(UPLOAD_PIECE) {
             if self.pending + piece.len() > UPLOAD_IN_FLIGHT {

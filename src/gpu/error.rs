@@ -12,6 +12,9 @@ pub enum GpuError {
     NoDevice(String),
     #[error("not enough GPU memory for {what} ({bytes} bytes): {reason}")]
     OutOfMemory { what: String, bytes: u64, reason: String },
+    /// A buffer that kernels read as a whole.
+    #[error("{what} has {bytes} bytes, and this adapter binds at most {limit} at once")]
+    BindingTooLarge { what: String, bytes: u64, limit: u64 },
     /// The device is gone: rebuild it and everything on it.
     #[error("the GPU was lost: {0}")]
     Lost(String),

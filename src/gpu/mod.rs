@@ -19,6 +19,7 @@ pub mod recording;
 pub mod replay;
 pub mod shader;
 pub mod sources;
+pub mod streamed;
 pub mod texels;
 
 pub use buffer::{Buffer, BufferSlice, BufferUse, Uploader};
@@ -28,3 +29,4 @@ pub use pipeline::{Bound, Kernel};
 pub use recording::{Command, Recording};
 pub use replay::{Finished, InFlight, Replayer, SubmitStats};
 pub use shader::{Defines, ShaderError, Stitched};
+pub use streamed::Streamed;

@@ -219,8 +219,8 @@ impl Gpu {
             }
             let limit = self.caps.max_binding_bytes;
             if matches!(info.kind, BindingKind::ReadOnly | BindingKind::ReadWrite) && slice.size > limit {
-                let reason = format!("this adapter binds at most {limit} bytes at once");
-                return Err(GpuError::OutOfMemory { what: slice.buffer.label().into(), bytes: slice.size, reason });
+                let (what, bytes) = (slice.buffer.label().into(), slice.size);
+                return Err(GpuError::BindingTooLarge { what, bytes, limit });
             }
             slices.push((*slice).clone());
         }

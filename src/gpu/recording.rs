@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::buffer::BufferSlice;
 use super::pipeline::Bound;
+use super::streamed::Streamed;
 
 /// Width of a row of workgroups when one dimension is not enough; equals `GRID_ROW` in shared/grid.wgsl.
 pub const GRID_ROW: u32 = 32768;
@@ -19,6 +20,8 @@ pub enum Command {
     Copy { from: BufferSlice, to: BufferSlice },
     /// Zeroes a slice. Ends the compute pass.
     Clear { slice: BufferSlice },
+    /// Brings content from host memory. Ends the submit.
+    Load { content: Arc<Streamed> },
 }
 
 /// Commands in order. Each sees what those before it wrote.
@@ -54,6 +57,16 @@ impl Recording {
         self.commands.push(Command::Clear { slice });
     }
 
+    /// What follows reads this content.
+    pub fn load(&mut self, content: &Arc<Streamed>) {
+        self.commands.push(Command::Load { content: content.clone() });
+    }
+
+    /// Without what comes from host memory: for dispatches that read none of it.
+    pub fn skip_loads(&mut self) {
+        self.commands.retain(|command| !matches!(command, Command::Load { .. }));
+    }
+
     pub fn num_dispatches(&self) -> u32 {
         self.commands.iter().filter(|c| matches!(c, Command::Dispatch { .. })).count() as u32
     }
@@ -72,6 +85,7 @@ impl fmt::Display for Recording {
                 Command::Dispatch { label, bound, workgroups } => writeln!(f, "  {label}: {workgroups} x {bound:?}")?,
                 Command::Copy { from, to } => writeln!(f, "  copy {from:?} -> {to:?}")?,
                 Command::Clear { slice } => writeln!(f, "  clear {slice:?}")?,
+                Command::Load { content } => writeln!(f, "  load {} bytes", content.num_bytes())?,
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 //!
 //! Waiting loops on timeouts, since some drivers report one at once, and looks for a lost device each time.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use super::buffer::BufferSlice;
 use super::device::Gpu;
 use super::error::GpuError;
 use super::recording::{Command, Recording, grid};
+use super::streamed::Streamed;
 
 /// Counters of one submit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct Replayer {
     slots: Vec<Slot>,
     timer: Option<Timer>,
     is_profiling: bool,
+    /// The last submit failed after a part of it had run.
+    ran_partly: bool,
 }
 
 /// Which timestamps a submit writes.
@@ -109,7 +113,7 @@ const HUNG: Duration = Duration::from_secs(600);
 impl Replayer {
     pub fn new(gpu: &Gpu) -> Replayer {
         let timer = gpu.caps.has_timestamps.then(|| Timer::new(gpu, 2));
-        Replayer { slots: Vec::new(), timer, is_profiling: false }
+        Replayer { slots: Vec::new(), timer, is_profiling: false, ran_partly: false }
     }
 
     /// Whether submits from now on time each of their dispatches. False where the adapter has no timestamps.
@@ -132,11 +136,57 @@ impl Replayer {
         timing
     }
 
-    /// Encodes the recording, then copies the slices to be read back, in one submit.
+    /// Whether the last submit failed with an error after a part of it had run.
+    pub fn ran_partly(&self) -> bool {
+        self.ran_partly
+    }
+
+    /// Encodes the recording, then copies the slices to be read back, in one submit; in several where content is loaded
+    /// from host memory ([`Command::Load`]), and then all but the last have run when this returns.
     pub fn submit(&mut self, gpu: &Gpu, recording: &Recording, readback: &[BufferSlice]) -> Result<InFlight, GpuError> {
+        self.ran_partly = false;
+        let content = |command: &Command| match command {
+            Command::Load { content } => Some(content.clone()),
+            _ => None,
+        };
+        let contents: Vec<Arc<Streamed>> = recording.commands.iter().filter_map(content).collect();
+        if contents.is_empty() {
+            let timing = self.timing(gpu, recording.num_dispatches());
+            return self.submit_one(gpu, recording, readback, timing);
+        }
+        let part = |commands: &[Command]| Recording { label: recording.label.clone(), commands: commands.to_vec() };
+        let mut parts = recording.commands.split(|command| content(command).is_some());
+        let mut running = VecDeque::new();
+        let mut num_submits = 1;
+        for (content, commands) in contents.iter().zip(&mut parts) {
+            running.push_back(self.submit_one(gpu, &part(commands), &[], Timing::None)?);
+            self.ran_partly = true;
+            num_submits += 1;
+            // What is staged is held until it was copied: of two contents at most.
+            if running.len() > 1 {
+                running.pop_front().map(|oldest| self.wait(gpu, oldest)).transpose()?;
+            }
+            content.stage(gpu);
+        }
+        let mut last = self.submit_one(gpu, &part(parts.next().unwrap_or_default()), readback, Timing::None)?;
+        for part in running {
+            self.wait(gpu, part)?;
+        }
+        self.ran_partly = false;
+        last.stats = SubmitStats { submits: num_submits, dispatches: recording.num_dispatches(), ..last.stats };
+        Ok(last)
+    }
+
+    /// One encoder, one submit.
+    fn submit_one(
+        &mut self,
+        gpu: &Gpu,
+        recording: &Recording,
+        readback: &[BufferSlice],
+        timing: Timing,
+    ) -> Result<InFlight, GpuError> {
         let sizes: Vec<u64> = readback.iter().map(|s| s.size.next_multiple_of(4)).collect();
         let num_dispatches = recording.num_dispatches();
-        let timing = self.timing(gpu, num_dispatches);
         let bytes: u64 = sizes.iter().sum::<u64>() + timing.bytes();
         let slot = if bytes > 0 { Some(self.free_slot(gpu, bytes)?) } else { None };
         let timer = self.timer.as_ref().map(|timer| (timer, timing));
@@ -308,7 +358,7 @@ impl Timer {
 fn names(recording: &Recording) -> Vec<(String, String)> {
     let name = |command: &Command| match command {
         Command::Dispatch { label, bound, .. } => Some((bound.kernel.name.clone(), label.to_string())),
-        Command::Copy { .. } | Command::Clear { .. } => None,
+        Command::Copy { .. } | Command::Clear { .. } | Command::Load { .. } => None,
     };
     recording.commands.iter().filter_map(name).collect()
 }
@@ -335,6 +385,8 @@ fn encode(encoder: &mut wgpu::CommandEncoder, recording: &Recording, timer: Opti
             Command::Clear { slice } => {
                 encoder.clear_buffer(slice.buffer.raw(), slice.offset, Some(slice.size));
             }
+            // Submits are cut there.
+            Command::Load { .. } => {}
             Command::Dispatch { .. } => {
                 let writes = timer.and_then(|(timer, timing)| timer.writes(timing, pass_idx, num_passes));
                 encode_pass(encoder, run, writes);

@@ -64,6 +64,17 @@ impl Gpu {
         let view = texture.create_view(&wgpu::TextureViewDescriptor::default());
         Ok(Buffer::of_texels(self, label, size, Texels { texture, view, texel_bytes }))
     }
+
+    /// Writes a rectangle before the next submit.
+    pub(super) fn write_texels(&self, to: &Buffer, (x, y): (u32, u32), (width, height): (u32, u32), bytes: &[u8]) {
+        let texels = to.texels().expect("memory that was allocated as texels");
+        let bytes_per_row = Some(width * texels.texel_bytes);
+        let target =
+            wgpu::TexelCopyTextureInfo { origin: wgpu::Origin3d { x, y, z: 0 }, ..texels.texture.as_image_copy() };
+        let layout = wgpu::TexelCopyBufferLayout { offset: 0, bytes_per_row, rows_per_image: Some(height) };
+        let extent = wgpu::Extent3d { width, height, depth_or_array_layers: 1 };
+        self.queue.write_texture(target, bytes, layout, extent);
+    }
 }
 
 impl Uploader<'_> {
@@ -80,15 +91,13 @@ impl Uploader<'_> {
         let texels = to.texels().expect("memory that was allocated as texels");
         let bytes_per_row = width * texels.texel_bytes;
         assert_eq!(bytes.len() as u64, u64::from(bytes_per_row) * u64::from(height), "bytes of {to:?}");
+        if self.capture.as_mut().is_some_and(|capture| capture.keep_texels(to, (x, y), (width, height), bytes)) {
+            return Ok(());
+        }
         if self.pending > 0 && self.pending + bytes.len() > UPLOAD_IN_FLIGHT {
             self.flush()?;
         }
-        let target =
-            wgpu::TexelCopyTextureInfo { origin: wgpu::Origin3d { x, y, z: 0 }, ..texels.texture.as_image_copy() };
-        let layout =
-            wgpu::TexelCopyBufferLayout { offset: 0, bytes_per_row: Some(bytes_per_row), rows_per_image: Some(height) };
-        let extent = wgpu::Extent3d { width, height, depth_or_array_layers: 1 };
-        self.gpu.queue.write_texture(target, bytes, layout, extent);
+        self.gpu.write_texels(to, (x, y), (width, height), bytes);
         self.pending += bytes.len();
         Ok(())
     }

@@ -86,7 +86,7 @@ impl PackedMatrix {
         for (i, rows) in rows.chunks(rows_per_slice as usize).enumerate() {
             let first_row = i as u32 * rows_per_slice;
             let upload = if format.is_texels() { upload_texels } else { upload_slice };
-            slices.push(upload(gpu, uploader, label, format, k, first_row, rows)?);
+            slices.push(upload(uploader, label, format, k, first_row, rows)?);
         }
         Ok(PackedMatrix { label: label.into(), format, n: rows.len() as u32, k, order: None, slices })
     }
@@ -163,7 +163,8 @@ impl ExpertMatrix {
                 if block.is_multiple_of(blocks_per_slice) {
                     let first_row = block * BLOCK_ROWS;
                     let num_rows = blocks_per_slice.min(num_blocks - block) * BLOCK_ROWS;
-                    let (slice, at) = alloc_slice(gpu, label, plane_bytes, first_row, num_rows).map_err(E::from)?;
+                    let (slice, at) =
+                        alloc_slice(uploader, label, plane_bytes, first_row, num_rows).map_err(E::from)?;
                     slices.push(slice);
                     starts = at;
                 }
@@ -215,7 +216,6 @@ fn slice_rows(format: Format, k: u32, max_plane_bytes: u64, max_buffer_bytes: u6
 }
 
 fn upload_slice(
-    gpu: &Gpu,
     uploader: &mut Uploader<'_>,
     label: &str,
     format: Format,
@@ -224,7 +224,7 @@ fn upload_slice(
     rows: &[&[u8]],
 ) -> Result<PackedSlice, WeightError> {
     let block = format.block_bytes(k);
-    let (slice, starts) = alloc_slice(gpu, label, block, first_row, rows.len() as u32)?;
+    let (slice, starts) = alloc_slice(uploader, label, block, first_row, rows.len() as u32)?;
     let blocks_per_piece = (PIECE_BYTES / (block.q + block.h + block.s).max(1)).max(1) as usize;
     let mut planes = Planes::default();
     let mut done = 0;
@@ -241,7 +241,7 @@ fn upload_slice(
 
 /// A buffer for so many rows; with each plane's start and bytes of a block.
 fn alloc_slice(
-    gpu: &Gpu,
+    uploader: &mut Uploader<'_>,
     label: &str,
     block: PlaneBytes,
     first_row: u32,
@@ -251,7 +251,7 @@ fn alloc_slice(
     let (q, h, s) = (num_blocks * block.q, num_blocks * block.h, num_blocks * block.s);
     let h_start = q.next_multiple_of(PLANE_ALIGN);
     let s_start = (h_start + h).next_multiple_of(PLANE_ALIGN);
-    let buffer = gpu.alloc(label, s_start + s, BufferUse::Storage)?;
+    let buffer = uploader.alloc(label, s_start + s)?;
     let slice = PackedSlice {
         first_row,
         num_rows,
@@ -301,7 +301,6 @@ fn max_texel_blocks(format: Format, k: u32) -> u64 {
 
 /// As [`upload_slice`], with each plane as texels; [`Format::as_texels`] says which texel is what.
 fn upload_texels(
-    gpu: &Gpu,
     uploader: &mut Uploader<'_>,
     label: &str,
     format: Format,
@@ -313,9 +312,9 @@ fn upload_texels(
     let num_blocks = (rows.len() as u64).div_ceil(u64::from(BLOCK_ROWS));
     let bands = num_blocks.div_ceil(MAX_ROW_BLOCKS).max(1);
     let row_blocks = num_blocks.div_ceil(bands).max(1) as usize;
-    let alloc = |items: u32, texel_bytes: u64| {
+    let mut alloc = |items: u32, texel_bytes: u64| {
         let extent = (row_blocks as u32 * BLOCK_ROWS, bands as u32 * items);
-        (items > 0).then(|| gpu.alloc_texels(label, extent, texel_bytes as u32)).transpose()
+        (items > 0).then(|| uploader.alloc_texels(label, extent, texel_bytes as u32)).transpose()
     };
     let planes = [alloc(items[0], texel.q)?, alloc(items[1], texel.h)?, alloc(items[2], texel.s)?];
     let block_bytes = block.q + block.h + block.s;

@@ -5,6 +5,7 @@ mod forms;
 mod limits;
 mod long;
 mod odd;
+mod offload;
 mod sizes;
 mod table;
 

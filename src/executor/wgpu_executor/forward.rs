@@ -12,7 +12,7 @@ use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
 use super::shapes::{self, attention_shape, kv_layout, norm_buffers, norm_kind};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
-use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
+use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording, Streamed};
 use crate::kernels::attention::{self, Attention};
 use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount, RowOutput};
@@ -33,6 +33,8 @@ use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::model::groups::LayerGroups;
+use std::sync::Arc;
+
 use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
 /// What a step is recorded for.
@@ -49,6 +51,8 @@ pub struct StepShape {
 
 /// Bound kernels of one layer.
 struct Layer {
+    /// Its matrices, where they come from host memory.
+    streamed: Option<Arc<Streamed>>,
     /// What attention's input passes through: a norm, or a copy in the forms that are read.
     attn_norm: Vec<Norm>,
     qkv: Vec<Product>,
@@ -164,6 +168,7 @@ impl Forward {
         self.embed.record(recording, n);
         self.positions.iter().for_each(|k| k.record(recording, n));
         for layer in &self.layers {
+            layer.streamed.iter().for_each(|content| recording.load(content));
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
             layer.qk_norm.iter().for_each(|k| k.record(recording, n));
@@ -225,6 +230,7 @@ impl Forward {
             self.record_copies(recording, 1);
             self.record(recording, shape, true);
         }
+        recording.skip_loads();
     }
 }
 
@@ -332,6 +338,7 @@ impl Builder<'_> {
         let qkv = weights.qkv.iter();
         let qkv = qkv.map(|p| self.product(p, (&scratch.normed, to_attention), (&scratch.qkv, rope_stride)));
         Ok(Layer {
+            streamed: weights.streamed.clone(),
             qkv: qkv.collect::<Result<_, _>>()?,
             attn_norm: self.norm_of_link(to_attention, weights.attn_norm.as_ref(), scratch)?,
             qk_norm: self.heads_norm(weights, scratch)?,

@@ -2,7 +2,8 @@
 //!
 //! Guarantees: a step is one submit with one compute pass, after one metadata write; only token ids (and log-probabilities
 //! or logits that were asked for) come back; a row's bits do not depend on the rest of the batch. Steps that want more
-//! logits than the logits buffer holds run their head in several submits.
+//! logits than the logits buffer holds run their head in several submits, and a layer whose matrices come from host memory is
+//! a submit of its own.
 //! It does not attempt to overlap steps yet.
 
 mod activation;
@@ -33,7 +34,7 @@ use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
-use crate::model::spec::ModelSpec;
+use crate::model::spec::{ModelSpec, RopePairing};
 use crate::telemetry::kernels::by_kernel;
 use forward::{Forward, StepShape};
 use swap::{Outgoing, Swapper};
@@ -42,7 +43,7 @@ use weights::ModelWeights;
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
 pub use shapes::kv_layout;
-pub use sizes::{weights_bytes, workspace_bytes};
+pub use sizes::{WeightSizes, weight_sizes, weights_bytes, workspace_bytes};
 pub use weights::Progress;
 
 /// Sizes of everything that is allocated at load.
@@ -71,7 +72,7 @@ pub struct WgpuExecutor {
     cfg: ExecutorConfig,
     groups: LayerGroups,
     /// Held for the buffers that the bound kernels use.
-    _weights: ModelWeights,
+    weights: ModelWeights,
     weights_bytes: u64,
     forward: Forward,
     replayer: Replayer,
@@ -113,12 +114,29 @@ impl WgpuExecutor {
         cfg: ExecutorConfig,
         progress: Progress<'_>,
     ) -> Result<WgpuExecutor, LoadError> {
+        WgpuExecutor::with_streamed(gpu, model, cfg, 0, progress)
+    }
+
+    /// As [`WgpuExecutor::new`]; the matrices of the last `num_streamed` layers stay in host memory and take turns with
+    /// the room of two on the GPU. No bit of a result depends on it.
+    pub fn with_streamed(
+        gpu: Gpu,
+        model: &Model,
+        cfg: ExecutorConfig,
+        num_streamed: u32,
+        progress: Progress<'_>,
+    ) -> Result<WgpuExecutor, LoadError> {
         if !cfg.block_size.is_power_of_two() {
             return Err(LoadError::Unsupported(format!("a block size of {} is no power of two", cfg.block_size)));
         }
         let spec = model.spec().clone();
+        let is_half = spec.rope.pairing == RopePairing::Half && spec.block.latent.is_none();
+        if is_half && !spec.rope.rotary_dim.is_multiple_of(4) {
+            let fault = format!("a rotary dimension of {} is no multiple of 4", spec.rope.rotary_dim);
+            return Err(LoadError::Unsupported(fault));
+        }
         let before = gpu.allocated_bytes();
-        let weights = weights::upload(&gpu, model, cfg.precise, progress)?;
+        let weights = weights::upload(&gpu, model, cfg.precise, num_streamed, progress)?;
         let weights_bytes = gpu.allocated_bytes() - before;
         if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
@@ -153,7 +171,7 @@ impl WgpuExecutor {
             cfg,
             groups,
             swapper: Swapper::new(&forward.kv, 0),
-            _weights: weights,
+            weights,
             weights_bytes,
             forward,
         };
@@ -175,6 +193,11 @@ impl WgpuExecutor {
     /// Bytes of packed weights on the GPU.
     pub fn weights_bytes(&self) -> u64 {
         self.weights_bytes
+    }
+
+    /// Bytes of packed weights in host memory.
+    pub fn streamed_bytes(&self) -> u64 {
+        self.weights.layers.iter().filter_map(|layer| layer.streamed.as_ref()).map(|content| content.num_bytes()).sum()
     }
 
     /// Bytes of everything that the executor holds on the GPU.
@@ -310,7 +333,7 @@ impl WgpuExecutor {
         } else {
             self.submit(batch, false, !in_rounds)
         };
-        let (in_flight, outgoing) = submitted.map_err(|error| (error, in_rounds))?;
+        let (in_flight, outgoing) = submitted.map_err(|error| (error, in_rounds || self.replayer.ran_partly()))?;
         Ok(Launched { in_flight, outgoing, kept })
     }
 

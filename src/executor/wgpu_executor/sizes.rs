@@ -4,6 +4,7 @@
 //! adapter, so it does not know which of two forms attention writes there; it counts both.
 
 use super::activation::{Forms, SQUARES_BYTES};
+use super::weights::RING;
 use super::{ExecutorConfig, forward, meta_words, shapes};
 use crate::kernels::expert_pairs::Layout;
 use crate::kernels::pack::Format;
@@ -17,29 +18,105 @@ use crate::model::{Model, ModelError, WeightForm};
 /// Between the planes of a matrix, on average.
 const PLANE_GAP: u64 = 128;
 
+/// Bytes of weights as they are packed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightSizes {
+    /// Of what never leaves the GPU: embedding, head, norms and biases.
+    pub fixed: u64,
+    /// Of each matrix of each layer.
+    pub layers: Vec<Vec<u64>>,
+}
+
+impl WeightSizes {
+    pub fn total(&self) -> u64 {
+        self.layers.iter().map(|layer| sum(layer)).fold(self.fixed, u64::saturating_add)
+    }
+
+    /// On the GPU, with the last `num_streamed` layers in host memory.
+    pub fn on_gpu(&self, num_streamed: u32) -> u64 {
+        let (kept, streamed) = self.layers.split_at(self.layers.len().saturating_sub(num_streamed as usize));
+        // Matrices of one size share their place in a slot of the ring.
+        let mut ring: [Vec<u64>; RING] = Default::default();
+        for (i, layer) in streamed.iter().enumerate() {
+            let slot = &mut ring[(kept.len() + i) % RING];
+            let mut free = slot.clone();
+            for &bytes in layer {
+                match free.iter().position(|&b| b == bytes) {
+                    Some(at) => drop(free.swap_remove(at)),
+                    None => slot.push(bytes),
+                }
+            }
+        }
+        kept.iter().chain(&ring).map(|matrices| sum(matrices)).fold(self.fixed, u64::saturating_add)
+    }
+
+    /// In host memory then.
+    pub fn on_host(&self, num_streamed: u32) -> u64 {
+        self.layers.iter().rev().take(num_streamed as usize).map(|layer| sum(layer)).fold(0, u64::saturating_add)
+    }
+
+    /// The most layers whose matrices take at most so many bytes.
+    pub fn layers_within(&self, host_bytes: u64) -> u32 {
+        (0..=self.layers.len() as u32).rev().find(|&n| self.on_host(n) <= host_bytes).unwrap_or(0)
+    }
+
+    /// The fewest layers without which the weights take at most so many bytes on the GPU, if any number does.
+    pub fn layers_over(&self, gpu_bytes: u64) -> Option<u32> {
+        (0..=self.layers.len() as u32).find(|&n| self.on_gpu(n) <= gpu_bytes)
+    }
+}
+
+fn sum(bytes: &[u64]) -> u64 {
+    bytes.iter().fold(0, |sum, b| sum.saturating_add(*b))
+}
+
 /// Bytes of all weights as they are packed.
 pub fn weights_bytes(model: &Model) -> Result<u64, ModelError> {
+    Ok(weight_sizes(model)?.total())
+}
+
+/// The same by layer.
+pub fn weight_sizes(model: &Model) -> Result<WeightSizes, ModelError> {
     let spec = model.spec();
-    let mut bytes = 0u64;
-    let mut runs: Vec<(Joined, WeightForm, u64)> = Vec::new();
+    let mut sizes = WeightSizes { fixed: 0, layers: vec![Vec::new(); spec.num_layers as usize] };
+    let mut runs: Vec<Run> = Vec::new();
     for role in spec.roles() {
         let Some(form) = model.weight_form(role)? else { continue };
-        let [n, k] = match form.shape[..] {
-            [n, k] => [n, k],
+        let (n, k) = match form.shape[..] {
+            [n, k] if !role.is_vector() => (n, k),
             _ => {
                 let elements = form.shape.iter().product::<u64>().next_multiple_of(u64::from(GROUP));
-                bytes = bytes.saturating_add(elements.saturating_mul(4));
+                sizes.fixed = sizes.fixed.saturating_add(elements.saturating_mul(4));
                 continue;
             }
         };
         let joined = Joined::of(spec, role);
         // Other matrices may stand between two that are joined.
-        match runs.iter_mut().rev().take(8).find(|run| run.0 == joined && joined.joins()) {
-            Some((_, of, rows)) if of.is_like(&form) => *rows += n,
-            _ => runs.push((joined, WeightForm { shape: vec![n, k], ..form }, n)),
+        match runs.iter_mut().rev().take(8).find(|run| run.joined == joined && joined.joins()) {
+            Some(run) if run.form.is_like(&form) => run.rows += n,
+            _ => {
+                runs.push(Run { joined, layer: role.layer(), form: WeightForm { shape: vec![n, k], ..form }, rows: n })
+            }
         }
     }
-    Ok(runs.iter().map(run_bytes).fold(bytes, u64::saturating_add))
+    for run in &runs {
+        if run.form.order.is_some() {
+            sizes.fixed = sizes.fixed.saturating_add(run.form.shape[1].saturating_mul(4));
+        }
+        match run.layer {
+            Some(layer) => sizes.layers[layer as usize].push(run.bytes()),
+            None => sizes.fixed = sizes.fixed.saturating_add(run.bytes()),
+        }
+    }
+    Ok(sizes)
+}
+
+/// Matrices that become one.
+struct Run {
+    joined: Joined,
+    layer: Option<u32>,
+    form: WeightForm,
+    rows: u64,
 }
 
 impl WeightForm {
@@ -49,13 +126,14 @@ impl WeightForm {
     }
 }
 
-fn run_bytes((joined, form, rows): &(Joined, WeightForm, u64)) -> u64 {
-    let format = Format::of(form.dtype);
-    let k = u32::try_from(form.shape[1]).unwrap_or(u32::MAX);
-    let order = if form.order.is_some() { u64::from(k) * 4 } else { 0 };
-    // All matrices of a mixture, or of the heads, are one.
-    let gap = if format.is_quantised() && !joined.is_one_of_many() { 2 * PLANE_GAP } else { 0 };
-    format.matrix_bytes(*rows, k) + gap + order
+impl Run {
+    fn bytes(&self) -> u64 {
+        let format = Format::of(self.form.dtype);
+        let k = u32::try_from(self.form.shape[1]).unwrap_or(u32::MAX);
+        // All matrices of a mixture, or of the heads, are one.
+        let gap = if format.is_quantised() && !self.joined.is_one_of_many() { 2 * PLANE_GAP } else { 0 };
+        format.matrix_bytes(self.rows, k) + gap
+    }
 }
 
 /// Which matrices become one.

@@ -3,7 +3,8 @@
 
 use super::super::{LoadError, LoadProgress};
 use super::folding;
-use crate::gpu::{Buffer, BufferUse, Gpu, Uploader};
+use crate::gpu::streamed::Slot;
+use crate::gpu::{Buffer, BufferUse, Gpu, Streamed, Uploader};
 use crate::kernels::pack::Format;
 use crate::kernels::weights::{ExpertMatrix, ExpertShape, PackedMatrix};
 use crate::kernels::{GROUP, stride};
@@ -12,6 +13,7 @@ use crate::model::latent::LatentPart;
 use crate::model::spec::{MlpKind, ModelSpec, QkNorm, WeightRole};
 use crate::model::{Model, TensorView, WeightForm, alibi};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Rows of a fused projection that share a storage type.
 pub struct Part {
@@ -46,6 +48,8 @@ pub struct LayerWeights {
     pub ffn_norm: Option<NormWeights>,
     pub post_ffn_norm: Option<NormWeights>,
     pub ffn: FfnWeights,
+    /// The matrices' content, where they share their memory with other layers'.
+    pub streamed: Option<Arc<Streamed>>,
 }
 
 /// Latent attention's own.
@@ -118,8 +122,18 @@ pub struct ModelWeights {
 /// Told how far a load is; `false` cancels it.
 pub type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> bool;
 
-/// Uploads everything, straight from the mapped file in bounded pieces.
-pub fn upload(gpu: &Gpu, model: &Model, precise: bool, progress: Progress<'_>) -> Result<ModelWeights, LoadError> {
+/// Layers that are kept in host memory take turns with so much memory on the GPU: one is computed while the next comes.
+pub const RING: usize = 2;
+
+/// Uploads everything, straight from the mapped file in bounded pieces. The matrices of the last `num_streamed` layers
+/// stay in host memory.
+pub fn upload(
+    gpu: &Gpu,
+    model: &Model,
+    precise: bool,
+    num_streamed: u32,
+    progress: Progress<'_>,
+) -> Result<ModelWeights, LoadError> {
     let spec = model.spec();
     let mut loader = Loader { gpu, model, spec, precise, uploader: Uploader::new(gpu), label: String::new() };
     let total = u64::from(spec.num_layers) + 2;
@@ -138,8 +152,20 @@ pub fn upload(gpu: &Gpu, model: &Model, precise: bool, progress: Progress<'_>) -
     };
     report(1)?;
     let mut layers = Vec::with_capacity(spec.num_layers as usize);
+    let mut ring: [Slot; RING] = Default::default();
     for l in 0..spec.num_layers {
-        layers.push(loader.layer(l)?);
+        let is_streamed = l + num_streamed >= spec.num_layers;
+        let slot = &mut ring[l as usize % RING];
+        if is_streamed {
+            loader.uploader.begin_streamed(std::mem::take(slot));
+        }
+        let mut layer = loader.layer(l)?;
+        if is_streamed {
+            let (free, content) = loader.uploader.end_streamed();
+            *slot = free;
+            layer.streamed = Some(Arc::new(content));
+        }
+        layers.push(layer);
         report(u64::from(l) + 2)?;
     }
     let head = match model.weight_form(WeightRole::LmHead)? {
@@ -188,6 +214,7 @@ impl Loader<'_> {
                 Some(experts) => FfnWeights::Experts(Box::new(self.experts(l, experts)?)),
                 None => FfnWeights::Dense(self.dense(l)?),
             },
+            streamed: None,
         })
     }
 
