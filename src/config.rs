@@ -9,7 +9,9 @@ use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use values::{PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, gib, kv_cache_dtype, power_of_two, word_of};
+use values::{
+    PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, gib, gib_if, kv_cache_dtype, power_of_two, word_of,
+};
 
 /// Largest context that a flag may ask for.
 const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
@@ -403,10 +405,9 @@ impl EngineArgs {
         let swap_space_bytes = gib("swap_space", self.swap_space.or(file.swap_space), DEFAULT_SWAP_SPACE_GIB)?;
         let cache_size = self.prefix_cache_size.or(file.prefix_cache_size);
         let kv_cache_dtype = kv_cache_dtype(self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()))?;
-        let some_gib = |name, given: Option<f64>| given.map(|size| gib(name, Some(size), 0.0)).transpose();
         Ok(EngineOptions {
-            gpu_memory_bytes: some_gib("gpu_memory_gb", self.gpu_memory_gb.or(file.gpu_memory_gb))?,
-            cpu_offload_bytes: some_gib("cpu_offload_gb", self.cpu_offload_gb.or(file.cpu_offload_gb))?,
+            gpu_memory_bytes: gib_if("gpu_memory_gb", self.gpu_memory_gb.or(file.gpu_memory_gb))?,
+            cpu_offload_bytes: gib_if("cpu_offload_gb", self.cpu_offload_gb.or(file.cpu_offload_gb))?,
             swap_space_bytes,
             prefix_cache_dir: self.prefix_cache_dir.clone().or(file.prefix_cache_dir.clone()),
             prefix_cache_bytes: gib("prefix_cache_size", cache_size, DEFAULT_PREFIX_CACHE_GIB)?,

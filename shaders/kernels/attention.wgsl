@@ -89,15 +89,17 @@ struct Params {
 
 #import attention_tile
 
+// A score with what the head adds for the key's position.
+fn with_position(score: f32, head: u32, key: u32) -> f32 {
 #ifdef ALIBI
-// What a head adds to the score of a key.
-fn alibi(head: u32, key: u32) -> f32 {
   let slope = slopes[head];
   let bits = bitcast<u32>(slope.x * f32(key));
   let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u;
-  return bitcast<f32>(rounded) * slope.y;
-}
+  return fma(bitcast<f32>(rounded), slope.y, score);
+#else
+  return score;
 #endif
+}
 
 #ifdef SUBGROUP
 @compute @workgroup_size(${SG})
@@ -207,9 +209,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #ifdef KV_I8
       s_${n}_${k} *= scales_${k}.x;
 #endif
-#ifdef ALIBI
-      s_${n}_${k} += alibi(tile.part * ${HEADS}u + ${n % HEADS}u, key_${k});
-#endif
+      s_${n}_${k} = with_position(s_${n}_${k}, tile.part * ${HEADS}u + ${n % HEADS}u, key_${k});
 #ifdef SOFTCAP
       s_${n}_${k} = soft_capped(s_${n}_${k});
 #endif
@@ -435,11 +435,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       s_${n} *= key_scale;
 #end
 #endif
-#ifdef ALIBI
 #for n in 0..NQ
-      s_${n} += alibi(tile.part * ${HEADS}u + ${n % HEADS}u, key);
+      s_${n} = with_position(s_${n}, tile.part * ${HEADS}u + ${n % HEADS}u, key);
 #end
-#endif
 #ifdef SOFTCAP
 #for n in 0..NQ
       s_${n} = soft_capped(s_${n});

@@ -31,6 +31,11 @@ pub(super) fn gib(name: &'static str, given: Option<f64>, default: f64) -> Resul
     Ok((size * (1u64 << 30) as f64) as u64)
 }
 
+/// The same where there is no default.
+pub(super) fn gib_if(name: &'static str, given: Option<f64>) -> Result<Option<u64>, ConfigError> {
+    given.map(|size| gib(name, Some(size), 0.0)).transpose()
+}
+
 /// The meaning of the word that a flag or the file gives; the first of `words` where neither does.
 pub(super) fn word_of<T: Copy>(
     name: &'static str,

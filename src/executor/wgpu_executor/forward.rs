@@ -1,6 +1,8 @@
 //! The forward pass as bound kernels: made once at load, recorded anew each step. One path for every family; the spec
 //! and the storage types decide which kernels it is made of.
 
+use std::sync::Arc;
+
 use super::super::LoadError;
 use super::ExecutorConfig;
 use super::activation::{Activation, Forms};
@@ -33,8 +35,6 @@ use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
 use crate::model::groups::LayerGroups;
-use std::sync::Arc;
-
 use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
 /// What a step is recorded for.
@@ -98,9 +98,6 @@ pub struct Forward {
     pub max_logits: u32,
     pub kv: KvBuffers,
 }
-
-/// Logits of one round are at most this many bytes (but always a row for each sequence).
-const LOGITS_BYTES: u64 = 16 << 20;
 
 /// Activations that all layers share.
 pub(super) struct Scratch {
@@ -232,12 +229,6 @@ impl Forward {
         }
         recording.skip_loads();
     }
-}
-
-/// Rows of logits that are computed at once, in one binding of at most so many bytes.
-pub(super) fn max_logits(spec: &ModelSpec, cfg: &ExecutorConfig, max_binding_bytes: u64) -> u32 {
-    let row_bytes = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
-    ((LOGITS_BYTES.min(max_binding_bytes) / row_bytes) as u32).max(cfg.max_num_seqs)
 }
 
 impl Builder<'_> {
@@ -555,7 +546,7 @@ impl Builder<'_> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
         let row_bytes = u64::from(logits_stride) * 4;
-        let max_logits = max_logits(self.spec, self.cfg, gpu.caps().max_binding_bytes);
+        let max_logits = shapes::max_logits(self.spec, self.cfg, gpu.caps().max_binding_bytes);
         let (matrix, bias) = match &weights.head {
             Some(part) => (&part.matrix, part.bias.as_ref()),
             None => (&weights.embedding, None),

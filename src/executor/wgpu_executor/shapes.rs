@@ -27,6 +27,15 @@ pub fn attention_slots(spec: &ModelSpec, cfg: &ExecutorConfig, max_binding_bytes
     slots.min(max_binding_bytes / attention_shape(spec, cfg).partial_bytes().max(1)).max(1)
 }
 
+/// Logits of one round are at most this many bytes (but always a row for each sequence).
+const LOGITS_BYTES: u64 = 16 << 20;
+
+/// Rows of logits that are computed at once, in one binding of at most so many bytes.
+pub fn max_logits(spec: &ModelSpec, cfg: &ExecutorConfig, max_binding_bytes: u64) -> u32 {
+    let row_bytes = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
+    ((LOGITS_BYTES.min(max_binding_bytes) / row_bytes) as u32).max(cfg.max_num_seqs)
+}
+
 /// How each layer's cache lies.
 pub fn kv_layout(spec: &ModelSpec, cfg: &ExecutorConfig) -> KvLayout {
     KvLayout {

@@ -5,7 +5,7 @@
 
 use super::activation::{Forms, SQUARES_BYTES};
 use super::weights::RING;
-use super::{ExecutorConfig, forward, meta_words, shapes};
+use super::{ExecutorConfig, meta_words, shapes};
 use crate::kernels::expert_pairs::Layout;
 use crate::kernels::pack::Format;
 use crate::kernels::{GROUP, logprobs, stride};
@@ -184,7 +184,7 @@ pub fn workspace_bytes(model: &Model, cfg: &ExecutorConfig) -> Result<u64, Model
     let slots = shapes::attention_slots(spec, cfg, u64::MAX);
     let partials = slots.saturating_mul(attention.partial_bytes());
     let vocab = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
-    let logits = u64::from(forward::max_logits(spec, cfg, u64::MAX))
+    let logits = u64::from(shapes::max_logits(spec, cfg, u64::MAX))
         * (vocab + logprobs::ROW_BYTES + 8 + inputs.bytes(inputs.head, spec.hidden_size));
     let meta = meta_words(spec, cfg, u64::from(LayerGroups::of(spec).num_groups()), slots) * 4;
     let per_token = attention_row_bytes(spec, &inputs) + latent_row_bytes(spec, &inputs) + ffn_row_bytes(spec, &inputs);
