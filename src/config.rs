@@ -316,13 +316,19 @@ pub struct EngineArgs {
     #[arg(long, value_name = "MODE", env = "KVASIR_PREEMPTION_MODE", hide_env_values = true)]
     pub preemption_mode: Option<String>,
     /// Host memory for KV blocks that leave the pool, in GiB; 0 turns it off
-    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true)]
+    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true, allow_negative_numbers = true)]
     pub swap_space: Option<f64>,
     /// Keep prefixes in files under this folder, over restarts
     #[arg(long, value_name = "DIR", env = "KVASIR_PREFIX_CACHE_DIR", hide_env_values = true)]
     pub prefix_cache_dir: Option<PathBuf>,
     /// What those files may take for one model, in GiB
-    #[arg(long, value_name = "GIB", env = "KVASIR_PREFIX_CACHE_SIZE", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "GIB",
+        env = "KVASIR_PREFIX_CACHE_SIZE",
+        hide_env_values = true,
+        allow_negative_numbers = true
+    )]
     pub prefix_cache_size: Option<f64>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]

@@ -116,6 +116,10 @@ pub trait Executor: Send {
     fn vocab_size(&self) -> u32;
     /// Bytes of K and V of one block over all layers of a group.
     fn kv_bytes_per_block(&self) -> u64;
+    /// Bytes of everything that it holds on a GPU.
+    fn gpu_bytes(&self) -> u64 {
+        0
+    }
     /// How far each layer group sees ([`crate::model::groups::LayerGroups`]); batches have slots and tables for each.
     fn windows(&self) -> Vec<Option<u32>> {
         vec![None]

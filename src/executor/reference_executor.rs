@@ -325,10 +325,11 @@ impl ReferenceExecutor {
             let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum = weights.iter().sum::<f64>() + (sink - max).exp();
-            for i in 0..d {
-                let mixed: f64 = weights.iter().zip(first..).map(|(w, p)| w * f64::from(value(p)[i])).sum();
-                out[h * d + i] = (mixed / sum) as f32;
+            let mut mixed = vec![0.0; d];
+            for (w, p) in weights.iter().zip(first..) {
+                mixed.iter_mut().zip(value(p)).for_each(|(m, v)| *m += w * f64::from(*v));
             }
+            out[h * d..(h + 1) * d].iter_mut().zip(&mixed).for_each(|(o, m)| *o = (m / sum) as f32);
         }
         out
     }
