@@ -66,6 +66,8 @@ fn the_first_product_matches_the_reference_for_tokens_with_an_adapter_alone() {
                 kernel.record(&mut recording, work.shape());
                 rig.replay(&recording);
                 let got: Vec<f32> = rig.read(&h);
+                // One value may be small by cancellation: all are judged by the largest.
+                let (mut found, mut want) = (Vec::new(), Vec::new());
                 for (t, &id) in ids.iter().enumerate() {
                     let row = &got[t * per_slot..(t + 1) * per_slot];
                     for part in 0..2 {
@@ -77,10 +79,11 @@ fn the_first_product_matches_the_reference_for_tokens_with_an_adapter_alone() {
                         let rank = RANKS[id as usize - 1] as usize;
                         let first = (id as usize - 1) * per_slot + part * RANK as usize;
                         let x: Vec<f32> = used[t * width..t * width + k].to_vec();
-                        let want = lora_shrink::reference(&a[first * k..(first + rank) * k], &x);
-                        assert_close(&own[..rank], &want, tolerance::SUM, &format!("{} k {k} token {t}", rig.name));
+                        want.extend(lora_shrink::reference(&a[first * k..(first + rank) * k], &x));
+                        found.extend_from_slice(&own[..rank]);
                     }
                 }
+                assert_close(&found, &want, tolerance::SUM, &format!("{} k {k}", rig.name));
             }
         }
     }
