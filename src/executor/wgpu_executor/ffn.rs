@@ -21,7 +21,7 @@ use crate::model::spec::MlpKind;
 
 /// Bound kernels of one layer.
 pub(super) enum Ffn {
-    Dense(Dense),
+    Dense(Box<Dense>),
     Experts(Box<Experts>),
 }
 
@@ -213,7 +213,7 @@ impl Builder<'_> {
                     Some(gate_up) => self.dense_lora((l, weights), gate_up, rows, scratch, to)?,
                     None => None,
                 };
-                Ok(Ffn::Dense(Dense { lora, ..dense }))
+                Ok(Ffn::Dense(Box::new(Dense { lora, ..dense })))
             }
             (FfnWeights::Experts(weights), _, Some(scratch), Some(spec)) => {
                 Ok(Ffn::Experts(Box::new(self.experts(weights, spec, normed, scratch, x)?)))
