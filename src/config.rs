@@ -345,7 +345,7 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
-    /// Record every step to this file, for `kvasir replay` and `kvasir trace`
+    /// Record every step to this file (8 GiB at most), for `kvasir replay` and `kvasir trace`
     #[arg(long, value_name = "FILE", env = "KVASIR_RECORD", hide_env_values = true)]
     pub record: Option<PathBuf>,
     /// Check the invariants of scheduler and cache after every step
