@@ -13,6 +13,7 @@ use super::loras::{LoraSlots, Site, SiteKernels};
 use super::product::{Product, Reordered};
 use super::shapes::{self, StepShape, attention_shape, kv_layout, norm_buffers, norm_kind, warm_up_shapes};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
+use crate::batch::BlockCopy;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
 use crate::kernels::context::{Activations, KernelContext, RowCount, RowOutput};
@@ -147,8 +148,8 @@ impl Forward {
     }
 
     /// Copies of blocks, before anything reads or marks them.
-    pub fn record_copies(&self, recording: &mut Recording, num_copies: u32) {
-        self.copy_blocks.record(recording, num_copies);
+    pub fn record_copies(&self, recording: &mut Recording, copies: &[BlockCopy]) {
+        self.copy_blocks.record(recording, copies);
     }
 
     /// Everything from token ids to logits and, if `samples`, to tokens.
@@ -210,7 +211,7 @@ impl Forward {
     pub fn record_warm_up(&self, recording: &mut Recording) {
         let has_loras = self.layers.iter().any(|layer| layer.lora_qkv.is_some());
         for shape in warm_up_shapes(self.max_logits, has_loras) {
-            self.record_copies(recording, 1);
+            self.record_copies(recording, &[BlockCopy { from: 0, to: 0 }]);
             self.record(recording, shape, true);
         }
     }
