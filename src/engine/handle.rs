@@ -425,7 +425,7 @@ impl EngineHandle {
         let load = shared.latest_load.fetch_add(1, Ordering::AcqRel) + 1;
         shared.cancel_loads_before(load);
         shared.set_status(EngineStatus::Loading { phase: "Preparing".into(), done: 0, total: 0 });
-        self.send(EngineCommand::Load(LoadCommand::Start { load, request }));
+        self.send(EngineCommand::Load(LoadCommand::Start { load, request: Box::new(request) }));
     }
 
     /// Ends the load under way; the status becomes [`EngineStatus::NoModel`].

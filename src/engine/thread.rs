@@ -33,7 +33,7 @@ const MAX_RECOVERIES: u32 = 3;
 pub(super) enum LoadCommand {
     Start {
         load: u64,
-        request: LoadRequest,
+        request: Box<LoadRequest>,
     },
     Done {
         load: u64,
@@ -158,7 +158,7 @@ impl EngineThread {
                 }
             }
             EngineCommand::Prefix(command) => self.prefix(command),
-            EngineCommand::Load(LoadCommand::Start { load, request }) => self.start_load(load, request),
+            EngineCommand::Load(LoadCommand::Start { load, request }) => self.start_load(load, *request),
             EngineCommand::Load(LoadCommand::Done { load, result, max_queue }) => {
                 self.finish_load(load, *result, max_queue);
             }
