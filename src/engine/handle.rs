@@ -180,6 +180,8 @@ pub struct StepTotals {
     pub dispatches: u64,
     pub readback_bytes: u64,
     pub gpu_us: u64,
+    /// Output tokens that a grammar forced: no step sampled them.
+    pub forced_tokens: u64,
     /// Steps that failed and were tried again.
     pub failed_steps: u64,
     /// Times that the executor and the cache were rebuilt.
@@ -196,6 +198,7 @@ impl StepTotals {
             dispatches: self.dispatches - before.dispatches,
             readback_bytes: self.readback_bytes - before.readback_bytes,
             gpu_us: self.gpu_us - before.gpu_us,
+            forced_tokens: self.forced_tokens - before.forced_tokens,
             failed_steps: self.failed_steps - before.failed_steps,
             recoveries: self.recoveries - before.recoveries,
         }

@@ -82,6 +82,27 @@ impl Scheduler {
         committed
     }
 
+    /// Appends a token to a running request without running the model, as if it had been sampled: the next step computes it
+    /// beside the one before. For tokens that would be sampled whatever the logits are. The reason says that it was the
+    /// last. Not while a step is in flight, and not for beams; nothing happens to a request that is not live.
+    pub fn force(&mut self, request: RequestId, token: TokenId) -> Option<FinishReason> {
+        assert!(self.in_flight.is_none(), "tokens are forced between steps");
+        let idx = *self.by_id.get(&request)?;
+        let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
+        assert!(seq.gang.is_none() && seq.num_output() > 0, "request {request} has sampled a token of its own");
+        let client = seq.ticket.client;
+        let finish = seq.append(token);
+        self.waiting.charge(client, 1);
+        self.waiting.serve(client, 1);
+        self.totals.forced_tokens += 1;
+        self.note(|_| Op::Force { request, token, finish: finish.clone() });
+        if let Some(reason) = finish.clone() {
+            self.end(idx, Ok(reason));
+        }
+        self.verify();
+        finish
+    }
+
     fn advance_gangs(&mut self, gangs: Vec<GangRows>, not_finite: &[bool], advances: &[GangAdvance]) {
         for rows in gangs {
             let leader = self.by_id[&rows.gang];
