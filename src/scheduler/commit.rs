@@ -86,7 +86,7 @@ impl Scheduler {
     /// beside the one before. For tokens that would be sampled whatever the logits are. The reason says that it was the
     /// last. Not while a step is in flight, and not for beams; nothing happens to a request that is not live.
     pub fn force(&mut self, request: RequestId, token: TokenId) -> Option<FinishReason> {
-        assert!(self.in_flight.is_none(), "tokens are forced between steps");
+        assert!(self.in_flight.is_none() && self.can_force(), "tokens are forced between steps, and not with windows");
         let idx = *self.by_id.get(&request)?;
         let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
         assert!(seq.gang.is_none() && seq.num_output() > 0, "request {request} has sampled a token of its own");
@@ -101,6 +101,12 @@ impl Scheduler {
         }
         self.verify();
         finish
+    }
+
+    /// Whether tokens may be forced. What a windowed group holds grows with the tokens that a step computes, and running
+    /// requests were promised room for one at a time.
+    pub fn can_force(&self) -> bool {
+        self.has_one_group()
     }
 
     fn advance_gangs(&mut self, gangs: Vec<GangRows>, not_finite: &[bool], advances: &[GangAdvance]) {

@@ -284,7 +284,7 @@ impl Run {
     /// Says some of the next tokens before they are sampled, as a grammar does that leaves no choice.
     fn force_sometimes(&mut self, request: RequestId) -> Result<(), String> {
         let percent = self.world.force_percent;
-        if request.0 >= FIRST_PIN || percent == 0 || !self.rng.percent(percent) {
+        if request.0 >= FIRST_PIN || !self.scheduler.can_force() || percent == 0 || !self.rng.percent(percent) {
             return Ok(());
         }
         for _ in 0..self.rng.range(1, 6) {

@@ -16,7 +16,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::{AddedToken, AddedVocabulary, SplitDelimiterBehavior};
 
 /// The keys `tokenizer.ggml.*` of a GGUF file. Lists that a file lacks are empty.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct GgufVocab {
     /// `tokenizer.ggml.model`: "gpt2" or "llama".
     pub model: String,

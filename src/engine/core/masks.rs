@@ -34,9 +34,9 @@ impl EngineCore {
 
     /// Appends what the grammars force behind the tokens that this step sampled: the next step computes it beside them, so
     /// that no step is made for a token that is known. Runs that tell log-probabilities go token by token, since a forced
-    /// token has none; the tokens are the same.
+    /// token has none, and so do all runs of models with windows; the tokens are the same.
     pub(super) fn jump_forward(&mut self, record: &mut StepRecord) {
-        if !self.runs.values().any(|run| run.is_constrained()) {
+        if !self.scheduler.can_force() || !self.runs.values().any(|run| run.is_constrained()) {
             return;
         }
         let mut stops = HashMap::new();
