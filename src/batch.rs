@@ -28,6 +28,8 @@ pub struct StepBatch {
     pub row_of_token: Vec<u32>,  // [num_tokens]
     pub row_start: Vec<u32>,     // [num_rows + 1]
     pub slot_of_row: Vec<u32>,   // [num_rows]
+    /// The weights' adapter of each row, 0 for none; rows behind its end have none. Empty when no row has one.
+    pub adapter_of_row: Vec<u64>,
     /// Physical block ids in logical order, see [`StepBatch::table`], covering at least every position that the row computes
     /// in this step. 0 where no token of the step looks.
     pub block_tables: Vec<u32>,
@@ -163,6 +165,7 @@ impl StepBatch {
             row_of_token,
             row_start,
             slot_of_row,
+            adapter_of_row,
             block_tables,
             block_table_start,
             logit_tokens,
@@ -204,6 +207,7 @@ impl StepBatch {
         ] {
             v.clear();
         }
+        adapter_of_row.clear();
         copies.clear();
         sampling.clear();
         penalties.clear();
@@ -300,8 +304,22 @@ impl StepBatch {
                 blocks: seq.table().ids(),
                 logits,
             });
+            self.set_adapter(seq.cache_key().adapter);
         }
         self.find_groups();
+    }
+
+    /// Gives the last row an adapter; 0 is none.
+    pub fn set_adapter(&mut self, adapter: u64) {
+        if adapter != 0 {
+            self.adapter_of_row.resize(self.num_rows() - 1, 0);
+            self.adapter_of_row.push(adapter);
+        }
+    }
+
+    /// The adapter of a row; 0 is none.
+    pub fn adapter(&self, row: usize) -> u64 {
+        self.adapter_of_row.get(row).copied().unwrap_or(0)
     }
 
     /// Lets logit row `l` draw the tokens of `mask` only, once all rows are in. [ceil(vocab / 32)]

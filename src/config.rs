@@ -316,13 +316,19 @@ pub struct EngineArgs {
     #[arg(long, value_name = "MODE", env = "KVASIR_PREEMPTION_MODE", hide_env_values = true)]
     pub preemption_mode: Option<String>,
     /// Host memory for KV blocks that leave the pool, in GiB; 0 turns it off
-    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true)]
+    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true, allow_negative_numbers = true)]
     pub swap_space: Option<f64>,
     /// Keep prefixes in files under this folder, over restarts
     #[arg(long, value_name = "DIR", env = "KVASIR_PREFIX_CACHE_DIR", hide_env_values = true)]
     pub prefix_cache_dir: Option<PathBuf>,
     /// What those files may take for one model, in GiB
-    #[arg(long, value_name = "GIB", env = "KVASIR_PREFIX_CACHE_SIZE", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "GIB",
+        env = "KVASIR_PREFIX_CACHE_SIZE",
+        hide_env_values = true,
+        allow_negative_numbers = true
+    )]
     pub prefix_cache_size: Option<f64>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
@@ -339,7 +345,7 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
-    /// Record every step to this file, for `kvasir replay` and `kvasir trace`
+    /// Record every step to this file (8 GiB at most), for `kvasir replay` and `kvasir trace`
     #[arg(long, value_name = "FILE", env = "KVASIR_RECORD", hide_env_values = true)]
     pub record: Option<PathBuf>,
     /// Check the invariants of scheduler and cache after every step

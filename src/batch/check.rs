@@ -58,6 +58,9 @@ impl StepBatch {
         if !self.chains.is_empty() && self.chains.len() != rows {
             return Err(format!("chains has {} entries, not {rows}", self.chains.len()));
         }
+        if self.adapter_of_row.len() > rows {
+            return Err(format!("adapter_of_row has {} entries, the batch has {rows} rows", self.adapter_of_row.len()));
+        }
         if groups > 1 { Ok(()) } else { self.groups.check(self.tables()) }
     }
 

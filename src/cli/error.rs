@@ -97,7 +97,7 @@ impl From<RunError> for CliError {
         };
         let fix = match error {
             RunError::PromptTooLong { .. } | RunError::ContextExceeded { .. } => {
-                Some("shorten the prompt, lower --max-tokens or raise --max-model-len")
+                Some("shorten the prompt, lower --max-tokens, or make room: --max-model-len, --num-gpu-blocks-override")
             }
             RunError::NeverFits { .. } => Some("lower --max-tokens or raise --num-gpu-blocks-override"),
             RunError::NotFinite { .. } => Some("try --precise; if that helps, please report the adapter and the model"),

@@ -28,7 +28,8 @@ pub fn run(args: &EstimateArgs) -> CliResult {
     let options = session::options(&args.model, &file, None, |_| {})?;
     let path = session::local_path(args.name.as_deref().or(args.model.model.as_deref()))?;
     let model = Model::open(&path).map_err(LoadFailure::from)?;
-    let machine = Machine { is_cpu: true, available_bytes: memory_plan::available_memory() };
+    let available_bytes = memory_plan::available_memory();
+    let machine = Machine { is_cpu: true, available_bytes, max_binding_bytes: u64::MAX };
     let spec = model.spec();
     match memory_plan::plan(&model, &options, machine) {
         Ok(plan) => {

@@ -5,7 +5,7 @@ use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
 use crate::engine::loader::{self, LoadFailure, Loaded};
 use crate::engine::logits::{LogitsPlan, all_logits, kl_divergence, logits_of_two, nll};
-use crate::engine::options::LoadRequest;
+use crate::engine::options::{KvCacheDtype, LoadRequest};
 use crate::executor::ExecError;
 use crate::ids::TokenId;
 use crate::model::Model;
@@ -69,7 +69,7 @@ pub struct DivergenceArgs {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// What keys and values are stored as in the run that is the reference: auto, f16, f32 or int8
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = KvCacheDtype::WORDS)]
     pub from_kv: String,
     /// Tokens per step (default: as many as a step holds)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -18,6 +18,7 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod logging;
+mod man;
 mod models;
 mod out;
 mod quantize;
@@ -86,6 +87,8 @@ pub enum Command {
     Trace(trace::TraceCommand),
     /// The completion script of a shell
     Completions(completions::CompletionsArgs),
+    /// The manual page
+    Man(man::ManArgs),
 }
 
 /// How a command line ended: what to print, and the exit code.
@@ -137,6 +140,7 @@ fn dispatch(cli: Cli, force_exit: fn()) -> CliResult {
         Command::Replay(args) => replay::run(&args),
         Command::Trace(command) => trace::run(&command),
         Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     }
 }
 

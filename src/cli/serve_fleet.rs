@@ -47,7 +47,7 @@ pub fn plan(args: &ServeArgs, options: EngineOptions, file: &ConfigFile) -> Resu
         return Ok(Plan { fleet: Fleet::of_one(engines[0].clone(), names), engines, first });
     }
     let gpu = Gpu::open(&loader::gpu_request(&options)).map_err(LoadFailure::from)?;
-    let machine = Machine::with_adapter(gpu.caps().is_cpu);
+    let machine = Machine::with_adapter(gpu.caps().is_cpu, gpu.caps().max_binding_bytes);
     drop(gpu);
     let share = f64::from(options.gpu_memory_utilization);
     let limits = FleetLimits {

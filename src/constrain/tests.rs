@@ -30,6 +30,7 @@ fn tokenizer() -> Arc<Tokenizer> {
         add_bos: Some(false),
         add_eos: Some(false),
         add_space_prefix: None,
+        ..GgufVocab::default()
     };
     Arc::new(Tokenizer::from_gguf(vocab).unwrap())
 }

@@ -23,6 +23,9 @@ use crate::tokenizer::Tokenizer;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// A summed log-probability over a length to this power is a finite number of 32 bits that is not 0, at any length.
+const MAX_LENGTH_PENALTY: f32 = 5.0;
+
 /// The searches of an engine.
 #[derive(Default)]
 pub struct Searches {
@@ -72,8 +75,9 @@ pub fn check(request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunEr
     if params.num_return == 0 || params.num_return > width {
         return invalid("n", format!("must be between 1 and the beam width of {width}, not {}", params.num_return));
     }
-    if !params.length_penalty.is_finite() {
-        return invalid("length_penalty", format!("must be finite, not {}", params.length_penalty));
+    if !(-MAX_LENGTH_PENALTY..=MAX_LENGTH_PENALTY).contains(&params.length_penalty) {
+        let (max, given) = (MAX_LENGTH_PENALTY, params.length_penalty);
+        return invalid("length_penalty", format!("must be between -{max} and {max}, not {given}"));
     }
     if request.sampling.logprobs.is_some() {
         return invalid("logprobs", "are not reported for beam search: each output has its score".into());

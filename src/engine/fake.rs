@@ -155,6 +155,7 @@ fn vocabulary() -> GgufVocab {
         add_bos: Some(false),
         add_eos: Some(false),
         add_space_prefix: None,
+        ..GgufVocab::default()
     }
 }
 

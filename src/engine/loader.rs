@@ -185,7 +185,11 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         Some(_) => identity(&model, &request.options, &adapter)?,
         None => [0; 32],
     };
-    let plan = memory_plan::plan(&model, &request.options, Machine::with_adapter(gpu.caps().is_cpu))?;
+    let plan = memory_plan::plan(
+        &model,
+        &request.options,
+        Machine::with_adapter(gpu.caps().is_cpu, gpu.caps().max_binding_bytes),
+    )?;
     let config = memory_plan::executor_config(&request.options, plan.memory.num_blocks, plan.max_model_len);
     let num_host_blocks = plan.num_host_blocks;
     let is_windowed = memory_plan::has_windows(model.spec());

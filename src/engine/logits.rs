@@ -51,6 +51,8 @@ impl LogitsPlan {
 struct Row<'a> {
     prompt_idx: usize,
     tokens: &'a [TokenId],
+    /// 0 is none.
+    adapter: u64,
     first_block: u32,
     num_computed: usize,
 }
@@ -62,12 +64,24 @@ pub fn all_logits(
     plan: LogitsPlan,
     on_rows: &mut dyn FnMut(usize, usize, &[f32]),
 ) -> Result<u64, ExecError> {
+    adapted_logits(executor, prompts, &[], plan, on_rows)
+}
+
+/// As [`all_logits`], with the adapter of each prompt; 0 is none, and so is what `adapters` does not name.
+pub fn adapted_logits(
+    executor: &mut dyn Executor,
+    prompts: &[Vec<TokenId>],
+    adapters: &[u64],
+    plan: LogitsPlan,
+    on_rows: &mut dyn FnMut(usize, usize, &[f32]),
+) -> Result<u64, ExecError> {
     let (block_size, num_groups) = (executor.block_size(), executor.windows().len() as u32);
     let mut step = 0;
     let mut next_block = 1;
     let mut rows = Vec::new();
     for (prompt_idx, tokens) in prompts.iter().enumerate() {
-        rows.push(Row { prompt_idx, tokens, first_block: next_block, num_computed: 0 });
+        let adapter = adapters.get(prompt_idx).copied().unwrap_or(0);
+        rows.push(Row { prompt_idx, tokens, adapter, first_block: next_block, num_computed: 0 });
         if plan.is_batched {
             next_block += (tokens.len() as u32).div_ceil(block_size) * num_groups;
         } else {
@@ -140,7 +154,7 @@ pub fn logits_of_two(
     plan: LogitsPlan,
     on_rows: &mut dyn FnMut(usize, &[f32], &[f32]),
 ) -> Result<(), ExecError> {
-    let row = || [Row { prompt_idx: 0, tokens: prompt, first_block: 1, num_computed: 0 }];
+    let row = || [Row { prompt_idx: 0, tokens: prompt, adapter: 0, first_block: 1, num_computed: 0 }];
     let (mut of_a, mut of_b) = (row(), row());
     let mut step = 0;
     let mut kept = Vec::new();
@@ -179,6 +193,7 @@ fn push_row(batch: &mut StepBatch, row_idx: usize, row: &Row<'_>, num_tokens: us
     }
     batch.row_start.push(batch.input_ids.len() as u32);
     batch.slot_of_row.push(row_idx as u32);
+    batch.set_adapter(row.adapter);
     let num_rows = (end as u32).div_ceil(batch.block_size);
     for group in 0..num_groups {
         batch.block_tables.extend((0..num_rows).map(|i| row.first_block + i * num_groups + group));

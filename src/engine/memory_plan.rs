@@ -28,6 +28,8 @@ pub struct Machine {
     pub is_cpu: bool,
     /// Memory that is free now; `None` where it is not known.
     pub available_bytes: Option<u64>,
+    /// Largest storage binding of the adapter: a layer's keys are bound at once.
+    pub max_binding_bytes: u64,
 }
 
 /// The sizes of an engine.
@@ -43,8 +45,8 @@ pub struct EnginePlan {
 
 impl Machine {
     /// This machine with an adapter of this kind.
-    pub fn with_adapter(is_cpu: bool) -> Machine {
-        Machine { is_cpu, available_bytes: if is_cpu { available_memory() } else { None } }
+    pub fn with_adapter(is_cpu: bool, max_binding_bytes: u64) -> Machine {
+        Machine { is_cpu, available_bytes: if is_cpu { available_memory() } else { None }, max_binding_bytes }
     }
 }
 
@@ -87,15 +89,25 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
             KvSize::Budget { total_bytes: fixed.saturating_add(default_kv.max(asked_kv)).min(limit) }
         }
     };
-    let memory = memory::estimate(spec, fixed, &config);
+    let mut memory = memory::estimate(spec, fixed, &config);
+    if options.num_gpu_blocks_override.is_none() {
+        config.kv = KvSize::Blocks(memory.num_blocks.min(most_blocks(spec, options, machine.max_binding_bytes)));
+        memory = memory::estimate(spec, fixed, &config);
+    }
     if memory.total_bytes > limit {
         return Err(too_large(&memory, machine.available_bytes.unwrap_or(limit)));
     }
     let room = memory::max_context(spec, &config, memory.num_blocks);
     if options.max_model_len.is_some_and(|asked| asked > room) {
         let fault = format!("a context of {wanted_len} tokens does not fit: the KV pool holds {room} tokens");
-        return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)
-            .with_fix(format!("use --max-model-len {room} or less, or free memory")));
+        let fix = match options.num_gpu_blocks_override {
+            Some(_) => {
+                let needed = memory::blocks_of(spec, &config, wanted_len) + 1;
+                format!("use --num-gpu-blocks-override {needed} or more, or --max-model-len {room} or less")
+            }
+            None => format!("use --max-model-len {room} or less, or free memory"),
+        };
+        return Err(LoadFailure::new(FailureKind::DoesNotFit, fault).with_fix(fix));
     }
     let per_block = memory.kv_bytes_per_token * u64::from(options.block_size);
     // It is taken as blocks come to it; on a small machine not more than a share of what is free.
@@ -116,6 +128,12 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
 /// Whether layers of the model read a sliding window alone: their blocks stay on the GPU and are not shared in part.
 pub(super) fn has_windows(spec: &ModelSpec) -> bool {
     LayerGroups::of(spec).windows != [None]
+}
+
+/// Blocks of which a layer's keys can be bound at once.
+fn most_blocks(spec: &ModelSpec, options: &EngineOptions, max_binding_bytes: u64) -> u32 {
+    let layout = wgpu_executor::kv_layout(spec, &executor_config(options, memory::MIN_BLOCKS, 1));
+    u32::try_from(max_binding_bytes / layout.block_bytes().max(1)).unwrap_or(u32::MAX).max(memory::MIN_BLOCKS)
 }
 
 /// The pool that one full context needs, the null block included.
@@ -177,7 +195,7 @@ mod tests {
     }
 
     fn on_cpu(available_mib: u64) -> Machine {
-        Machine { is_cpu: true, available_bytes: Some(available_mib << 20) }
+        Machine { is_cpu: true, available_bytes: Some(available_mib << 20), max_binding_bytes: 128 << 20 }
     }
 
     #[test]
@@ -212,6 +230,14 @@ mod tests {
         let per_block = given.memory.kv_bytes_per_token * 16;
         assert_eq!(u64::from(given.num_host_blocks), (1 << 20) / per_block);
         assert!(with(1 << 40, 100).host_bytes <= 25 << 20);
+    }
+
+    #[test]
+    fn the_pool_of_a_layer_fits_a_binding() {
+        let machine = Machine { max_binding_bytes: 64 << 10, ..on_cpu(1000) };
+        let small = plan(&tiny(), &options(None, None), machine).unwrap();
+        // A block of keys has 16 tokens, 2 heads of 16 dims, f16.
+        assert_eq!(small.memory.num_blocks, (64 << 10) / (16 * 2 * 16 * 2));
     }
 
     #[test]

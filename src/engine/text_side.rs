@@ -167,12 +167,21 @@ fn gguf_vocab(file: &GgufFile) -> Result<GgufVocab, LoadFailure> {
         scores: file.f32s("tokenizer.ggml.scores")?.unwrap_or_default(),
         token_types: file.i32s("tokenizer.ggml.token_type")?.unwrap_or_default(),
         merges: strings("tokenizer.ggml.merges")?,
-        bos: file.u32("tokenizer.ggml.bos_token_id")?,
+        bos: match file.u32("tokenizer.ggml.bos_token_id")? {
+            None => file.u32("tokenizer.ggml.cls_token_id")?,
+            id => id,
+        },
         eos: file.u32("tokenizer.ggml.eos_token_id")?,
         unk: file.u32("tokenizer.ggml.unknown_token_id")?,
         pad: file.u32("tokenizer.ggml.padding_token_id")?,
         add_bos: file.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: file.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: file.bool("tokenizer.ggml.add_space_prefix")?,
+        remove_extra_spaces: file.bool("tokenizer.ggml.remove_extra_whitespaces")?,
+        char_map: file.bytes_of("tokenizer.ggml.precompiled_charsmap")?.unwrap_or_default().to_vec(),
+        // The format's own spelling.
+        sep: file.u32("tokenizer.ggml.seperator_token_id")?,
+        lowercase: file.bool("tokenizer.ggml.normalizer.lowercase")?,
+        strip_accents: file.bool("tokenizer.ggml.normalizer.strip_accents")?,
     })
 }

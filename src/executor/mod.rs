@@ -9,15 +9,19 @@ use crate::ids::{HostSlot, TokenId};
 pub use crate::kernels::canary::Corruption;
 use crate::kernels::weights::WeightError;
 use crate::model::ModelError;
+use crate::model::lora::Adapter;
 use crate::model::spec::WeightRole;
 use crate::protocol::TokenLogprobs;
 use crate::telemetry::kernels::KernelTime;
+use std::sync::Arc;
 
 mod host_store;
 pub mod paged_fake;
+mod reference_draw;
 pub mod reference_executor;
 mod reference_ffn;
 mod reference_latent;
+mod reference_lora;
 pub mod wgpu_executor;
 
 /// Most alternatives that a row can ask for.
@@ -112,6 +116,10 @@ pub trait Executor: Send {
     fn vocab_size(&self) -> u32;
     /// Bytes of K and V of one block over all layers of a group.
     fn kv_bytes_per_block(&self) -> u64;
+    /// Bytes of everything that it holds on a GPU.
+    fn gpu_bytes(&self) -> u64 {
+        0
+    }
     /// How far each layer group sees ([`crate::model::groups::LayerGroups`]); batches have slots and tables for each.
     fn windows(&self) -> Vec<Option<u32>> {
         vec![None]
@@ -128,6 +136,12 @@ pub trait Executor: Send {
     fn set_profiling(&mut self, _on: bool) -> bool {
         false
     }
+    /// Makes an adapter ready: from now on rows may have it. Between steps only; an adapter that is there stays.
+    fn load_adapter(&mut self, adapter: &Arc<Adapter>) -> Result<(), ExecError> {
+        Err(ExecError::Rejected(format!("this executor runs no adapters ({})", adapter.path.display())))
+    }
+    /// Gives an adapter's place free. Between steps only; no row of a later step may have it.
+    fn unload_adapter(&mut self, _adapter: u64) {}
     /// Places for blocks in host memory; 0 where content cannot be swapped.
     fn num_host_blocks(&self) -> u32 {
         0

@@ -13,7 +13,9 @@ use super::host_store::HostStore;
 use super::{ExecError, Executor, StepHandle, StepOutput, StepStats};
 use crate::batch::{RowSampling, ScoredToken, StepBatch, TokenPenalty, Want};
 use crate::ids::{BlockId, HostSlot, TokenId};
+use crate::model::lora::Adapter;
 use crate::protocol::TokenLogprobs;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Values of a hidden state.
@@ -243,7 +245,8 @@ impl PagedFake {
         if std::mem::replace(&mut self.written_in[slot], self.num_launches) == self.num_launches {
             return Err(ExecError::Rejected(format!("two tokens of the step write slot {slot}")));
         }
-        self.values[slot] = value(before, batch.input_ids[t], position, group);
+        let adapter = batch.adapter(batch.row_of_token[t] as usize);
+        self.values[slot] = value(before, (batch.input_ids[t], adapter), position, group);
         self.tokens[slot] = batch.input_ids[t];
         Ok(())
     }
@@ -378,6 +381,11 @@ impl Executor for PagedFake {
         self.windows.clone()
     }
 
+    /// Rows of any adapter run: all that is computed hangs on its id alone.
+    fn load_adapter(&mut self, _: &Arc<Adapter>) -> Result<(), ExecError> {
+        Ok(())
+    }
+
     fn num_host_blocks(&self) -> u32 {
         self.host.num_slots()
     }
@@ -423,10 +431,11 @@ fn null_read(group: usize, position: u32) -> ExecError {
     ExecError::Rejected(format!("group {group} reads position {position} through the null block"))
 }
 
-/// What is stored at `position`.
-fn value(before: Option<u32>, token: TokenId, position: u32, group: usize) -> u32 {
+/// What is stored at `position`; it hangs on the weights' adapter too, as keys and values do.
+fn value(before: Option<u32>, (token, adapter): (TokenId, u64), position: u32, group: usize) -> u32 {
     let before = before.map_or(0, |v| u64::from(v) + 1);
-    mix(before << 32 | u64::from(token), u64::from(position) | (group as u64) << 32) as u32
+    let plain = mix(before << 32 | u64::from(token), u64::from(position) | (group as u64) << 32) as u32;
+    if adapter == 0 { plain } else { mix(u64::from(plain), adapter) as u32 }
 }
 
 /// Order matters: two values swapped give another result.

@@ -3,19 +3,21 @@
 //! Guarantees: f32 weights (dequantised by [`crate::model::quant`]), f32 activations, f64 accumulation, K and V in a
 //! paged pool read through the block table. It does not attempt to be fast: it is for small models and tests.
 
-use crate::batch::{StepBatch, Want};
+use crate::batch::StepBatch;
 use crate::executor::host_store::HostStore;
+use crate::executor::reference_draw::finish;
 use crate::executor::reference_ffn::Ffn;
 use crate::executor::reference_latent::Latent;
-use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput, StepStats};
-use crate::ids::{BlockId, HostSlot, TokenId};
-use crate::kernels::mask;
+use crate::executor::reference_lora::{Adapters, adapted};
+use crate::executor::{ExecError, Executor, LoadError, StepHandle, StepOutput};
+use crate::ids::{BlockId, HostSlot};
 use crate::model::groups::LayerGroups;
+use crate::model::lora::Adapter;
 use crate::model::spec::{ModelSpec, NormKind, QkNorm, Residual, RopePairing, RopeSpec, WeightRole};
 use crate::model::{Model, rope};
 use crate::protocol::TokenLogprobs;
-use crate::sampling::{self, Draw, PenaltyStrengths, SeenToken, Warp, reference};
-use std::sync::Mutex;
+use crate::sampling::reference;
+use std::sync::{Arc, Mutex};
 
 /// Sizes of the pool.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +28,7 @@ pub struct ReferenceConfig {
 
 /// A row-major f32 matrix `[rows, cols]`, or a vector with one row.
 pub(super) struct Matrix {
-    role: WeightRole,
+    pub(super) role: WeightRole,
     rows: usize,
     cols: usize,
     pub(super) data: Vec<f32>,
@@ -89,6 +91,7 @@ pub struct ReferenceExecutor {
     rope: RopeTable,
     windowed_rope: Option<RopeTable>,
     host: HostStore,
+    adapters: Adapters,
     done: Option<StepOutput>,
 }
 
@@ -113,6 +116,7 @@ impl ReferenceExecutor {
             rope: RopeTable::new(&spec.rope, spec.max_position),
             windowed_rope: spec.block.windowed_rope.as_ref().map(|rope| RopeTable::new(rope, spec.max_position)),
             host: HostStore::default(),
+            adapters: Adapters::default(),
             done: None,
             cfg,
             spec,
@@ -235,7 +239,8 @@ impl ReferenceExecutor {
         let place = self.groups.layers[l];
         let mut queries = Vec::with_capacity(batch.num_tokens());
         for t in 0..batch.num_tokens() {
-            let (q, k, v) = self.inputs(l, batch.positions[t], &x[t * hidden..(t + 1) * hidden]);
+            let adapter = self.adapters.of_token(batch, t);
+            let (q, k, v) = self.inputs(l, batch.positions[t], &x[t * hidden..(t + 1) * hidden], adapter);
             let at = batch.kv_slot(t, place.group as usize) as usize * kv_width;
             let pool = &mut self.pools[place.buffer as usize];
             pool.k[at..at + kv_width].copy_from_slice(&k);
@@ -244,24 +249,24 @@ impl ReferenceExecutor {
         }
         for (t, q) in queries.iter().enumerate() {
             let attended = self.attend(l, batch, t, q);
-            let layer = &self.layers[l];
+            let (layer, adapter) = (&self.layers[l], self.adapters.of_token(batch, t));
             let row = &mut x[t * hidden..(t + 1) * hidden];
             let before = row.to_vec();
             let attended = layer.latent.as_ref().map_or(attended.clone(), |latent| latent.values(&spec, &attended));
-            let attended = matvec(&layer.o, &attended, layer.o_bias.as_ref());
+            let attended = adapted(&layer.o, &attended, layer.o_bias.as_ref(), adapter);
             add(row, &normed(&layer.post_attn_norm, &spec, &attended), spec.block.residual_scale);
             let seen = match spec.block.residual {
                 Residual::Sequential => normed(&layer.ffn_norm, &spec, row),
                 Residual::Parallel => normed(&layer.ffn_norm, &spec, &before),
                 Residual::ParallelOneNorm => normed(&layer.attn_norm, &spec, &before),
             };
-            let mlp = layer.ffn.apply(&spec, &seen);
+            let mlp = layer.ffn.apply(&spec, &seen, adapter);
             add(row, &normed(&layer.post_ffn_norm, &spec, &mlp), spec.block.residual_scale);
         }
     }
 
     /// Q, K and V of one token as attention sees them.
-    fn inputs(&self, l: usize, position: u32, x: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    fn inputs(&self, l: usize, position: u32, x: &[f32], adapter: Option<&Adapter>) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let (layer, spec) = (&self.layers[l], &self.spec);
         if let Some(latent) = &layer.latent {
             let half = spec.rope.rotary_dim as usize / 2;
@@ -270,7 +275,7 @@ impl ReferenceExecutor {
             let (q, row) = latent.inputs(spec, &normed(&layer.attn_norm, spec, x), &angles);
             return (q, row.clone(), row);
         }
-        let (mut q, mut k, v) = layer.project(spec, x);
+        let (mut q, mut k, v) = layer.project(spec, x, adapter);
         self.rotate(l, position, &mut q);
         self.rotate(l, position, &mut k);
         (q, k, v)
@@ -320,10 +325,11 @@ impl ReferenceExecutor {
             let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let sum = weights.iter().sum::<f64>() + (sink - max).exp();
-            for i in 0..d {
-                let mixed: f64 = weights.iter().zip(first..).map(|(w, p)| w * f64::from(value(p)[i])).sum();
-                out[h * d + i] = (mixed / sum) as f32;
+            let mut mixed = vec![0.0; d];
+            for (w, p) in weights.iter().zip(first..) {
+                mixed.iter_mut().zip(value(p)).for_each(|(m, v)| *m += w * f64::from(*v));
             }
+            out[h * d..(h + 1) * d].iter_mut().zip(&mixed).for_each(|(o, m)| *o = (m / sum) as f32);
         }
         out
     }
@@ -331,10 +337,10 @@ impl ReferenceExecutor {
 
 impl Layer {
     /// Q, K and V of one token, normed per head where the model does so; not yet rotated.
-    fn project(&self, spec: &ModelSpec, x: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    fn project(&self, spec: &ModelSpec, x: &[f32], adapter: Option<&Adapter>) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let normed = normed(&self.attn_norm, spec, x);
         let product = |w: &Option<Matrix>, bias: &Option<Matrix>| {
-            w.as_ref().map_or_else(Vec::new, |w| matvec(w, &normed, bias.as_ref()))
+            w.as_ref().map_or_else(Vec::new, |w| adapted(w, &normed, bias.as_ref(), adapter))
         };
         let (mut q, mut k) = (product(&self.q, &self.q_bias), product(&self.k, &self.k_bias));
         let v = product(&self.v, &self.v_bias);
@@ -406,6 +412,7 @@ impl Executor for ReferenceExecutor {
             let limit = self.cfg.num_blocks;
             return Err(ExecError::Rejected(format!("{copy:?} is outside the pool of {limit} blocks")));
         }
+        self.adapters.check(batch).map_err(ExecError::Rejected)?;
         self.done = Some(self.run(batch));
         Ok(StepHandle(batch.step))
     }
@@ -435,6 +442,15 @@ impl Executor for ReferenceExecutor {
         self.groups.windows.clone()
     }
 
+    fn load_adapter(&mut self, adapter: &Arc<Adapter>) -> Result<(), ExecError> {
+        self.adapters.load(adapter);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, adapter: u64) {
+        self.adapters.unload(adapter);
+    }
+
     fn num_host_blocks(&self) -> u32 {
         self.host.num_slots()
     }
@@ -446,62 +462,6 @@ impl Executor for ReferenceExecutor {
     fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
         self.host.put(slot, bytes)
     }
-}
-
-/// Samples each logit row, or hands the logits over.
-fn finish(batch: &StepBatch, logits: Vec<f32>, vocab: usize) -> StepOutput {
-    let mut out = StepOutput { stats: StepStats::default(), ..StepOutput::default() };
-    if batch.want == Want::Logits {
-        out.logits = Some(logits);
-        return out;
-    }
-    for (l, row) in logits.chunks_exact(vocab).enumerate() {
-        let (token, logprobs) = match draw(batch, l, row.to_vec()) {
-            Ok(drawn) => (drawn.0, drawn.1),
-            Err(fault) => (fault.token, None),
-        };
-        out.not_finite.push(row.iter().any(|v| !v.is_finite()));
-        out.tokens.push(token);
-        out.logprobs.push(logprobs);
-    }
-    out
-}
-
-/// Penalties, biases and the draw of one logit row, as the batch asks.
-fn draw(
-    batch: &StepBatch,
-    l: usize,
-    mut logits: Vec<f32>,
-) -> Result<(TokenId, Option<TokenLogprobs>), sampling::NotFinite> {
-    let rules = &batch.sampling[l];
-    let range = |starts: &[u32]| starts[l] as usize..starts[l + 1] as usize;
-    let seen: Vec<SeenToken> = batch.penalties[range(&batch.penalty_start)]
-        .iter()
-        .map(|p| SeenToken { token: p.token, output_count: p.output_count })
-        .collect();
-    let strengths = PenaltyStrengths {
-        repetition: rules.repetition_penalty,
-        presence: rules.presence_penalty,
-        frequency: rules.frequency_penalty,
-    };
-    let is_normalised = rules.is_beam && batch.changes_logits(l);
-    if is_normalised {
-        let logsumexp = reference::logprobs(&logits, 0).logsumexp;
-        logits.iter_mut().for_each(|logit| *logit = (f64::from(*logit) - logsumexp) as f32);
-    }
-    reference::apply_penalties(&mut logits, &strengths, &seen, &batch.biases[range(&batch.bias_start)]);
-    mask::reference(&mut logits, |token| batch.may_draw(l, token));
-    let warp = Warp { temperature: rules.temperature, top_k: rules.top_k, top_p: rules.top_p, min_p: rules.min_p };
-    let token = reference::sample(&logits, &warp, Draw { seed: rules.seed, position: rules.position })?;
-    let logprobs = rules.logprobs.map(|n| {
-        let row = match is_normalised {
-            true => reference::most_likely(&logits, usize::from(n), 0.0),
-            false => reference::logprobs(&logits, usize::from(n)),
-        };
-        let logprob = (f64::from(logits[token as usize]) - row.logsumexp) as f32;
-        TokenLogprobs { token, logprob, top: row.top.iter().map(|&(t, p)| (t, p as f32)).collect() }
-    });
-    Ok((token, logprobs))
 }
 
 fn load_layer(model: &Model, l: u32) -> Result<Layer, LoadError> {
@@ -552,7 +512,7 @@ impl Matrix {
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
 }
 

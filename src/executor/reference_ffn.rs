@@ -2,9 +2,11 @@
 
 use crate::executor::LoadError;
 use crate::executor::reference_executor::{Matrix, matvec, optional, required};
+use crate::executor::reference_lora::adapted;
 use crate::kernels::{combine, mlp, route};
 use crate::model::Model;
 use crate::model::experts::{ExpertPart, MixPart};
+use crate::model::lora::Adapter;
 use crate::model::spec::{Activation, ModelSpec, WeightRole};
 
 /// One layer's.
@@ -82,9 +84,10 @@ impl Ffn {
         }
     }
 
-    pub(super) fn apply(&self, spec: &ModelSpec, x: &[f32]) -> Vec<f32> {
+    /// An adapter changes dense MLPs alone.
+    pub(super) fn apply(&self, spec: &ModelSpec, x: &[f32], adapter: Option<&Adapter>) -> Vec<f32> {
         match self {
-            Ffn::Dense(mlp) => mlp.apply(spec.block.activation, x),
+            Ffn::Dense(mlp) => mlp.apply(spec.block.activation, x, adapter),
             Ffn::Experts(experts) => experts.apply(spec, x),
         }
     }
@@ -103,16 +106,16 @@ fn expert(model: &Model, l: u32, e: u32) -> Result<Mlp, LoadError> {
 }
 
 impl Mlp {
-    fn apply(&self, activation: Activation, x: &[f32]) -> Vec<f32> {
-        let up = matvec(&self.up, x, self.up_bias.as_ref());
+    fn apply(&self, activation: Activation, x: &[f32], adapter: Option<&Adapter>) -> Vec<f32> {
+        let up = adapted(&self.up, x, self.up_bias.as_ref(), adapter);
         let act: Vec<f32> = match &self.gate {
             Some(gate) => {
-                let gate = matvec(gate, x, self.gate_bias.as_ref());
+                let gate = adapted(gate, x, self.gate_bias.as_ref(), adapter);
                 gate.iter().zip(&up).map(|(&g, &u)| mlp::gated_reference(activation, g, u)).collect()
             }
             None => up.iter().map(|&u| mlp::reference(activation, u)).collect(),
         };
-        matvec(&self.down, &act, self.down_bias.as_ref())
+        adapted(&self.down, &act, self.down_bias.as_ref(), adapter)
     }
 }
 
@@ -123,9 +126,10 @@ impl Experts {
         let logits = matvec(&self.router, x, self.router_bias.as_ref());
         let bias = self.selection_bias.as_ref().map(|bias| bias.data.as_slice());
         let chosen = route::reference(experts, &logits, bias);
-        let parts: Vec<f32> = chosen.iter().flat_map(|&(e, _)| self.experts[e as usize].apply(activation, x)).collect();
+        let parts: Vec<f32> =
+            chosen.iter().flat_map(|&(e, _)| self.experts[e as usize].apply(activation, x, None)).collect();
         let shares: Vec<f32> = chosen.iter().map(|c| c.1).collect();
-        let shared = self.shared.as_ref().map(|shared| shared.apply(activation, x));
+        let shared = self.shared.as_ref().map(|shared| shared.apply(activation, x, None));
         let mix = match &self.shared_mix {
             Some(mix) => 1.0 / (1.0 + f64::from(-matvec(mix, x, None)[0]).exp()),
             None => 1.0,

@@ -102,9 +102,9 @@ pub struct BufferSlice {
 }
 
 /// Staging of one piece of an upload.
-const UPLOAD_PIECE: usize = 16 << 20;
+const UPLOAD_PIECE: usize = 4 << 20;
 /// Bytes that may be staged before the GPU has taken them over.
-pub(super) const UPLOAD_IN_FLIGHT: usize = 64 << 20;
+pub(super) const UPLOAD_IN_FLIGHT: usize = 16 << 20;
 
 impl Gpu {
     /// Allocates `size` bytes (rounded up to 4), zeroed at first use.
@@ -152,7 +152,7 @@ impl Gpu {
     }
 }
 
-/// Uploads much data with little staging: pieces of 16 MiB, at most 64 MiB on their way.
+/// Uploads much data with little staging: pieces of 4 MiB, at most 16 MiB on their way.
 pub struct Uploader<'g> {
     pub(super) gpu: &'g Gpu,
     pub(super) pending: usize,

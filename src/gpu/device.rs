@@ -135,6 +135,11 @@ const NO_ADAPTER: &str = "No graphics adapter was found. Install a Vulkan driver
 impl Gpu {
     /// Opens the best adapter that fits the request.
     pub fn open(request: &GpuRequest) -> Result<Gpu, GpuError> {
+        Gpu::open_limited(request, u64::MAX)
+    }
+
+    /// As [`Gpu::open`], with storage bindings of at most so many bytes, as smaller adapters have them.
+    pub fn open_limited(request: &GpuRequest, max_binding_bytes: u64) -> Result<Gpu, GpuError> {
         let mut adapters = enumerate(request.backend);
         if adapters.is_empty() {
             return Err(GpuError::NoAdapter(NO_ADAPTER.into()));
@@ -144,7 +149,7 @@ impl Gpu {
             None => &adapters[0],
             Some(wanted) => named(&adapters, wanted)?,
         };
-        let mut gpu = open_device(adapter, request)?;
+        let mut gpu = open_device(adapter, request, max_binding_bytes)?;
         if let Some(size) = gpu.caps.subgroup_size
             && !probe::subgroups_are(&gpu, size)?
         {
@@ -283,13 +288,14 @@ fn wanted_limits(adapter: &wgpu::Limits) -> wgpu::Limits {
     limits
 }
 
-fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest) -> Result<Gpu, GpuError> {
+fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes: u64) -> Result<Gpu, GpuError> {
     let subgroup_size = fixed_subgroup_size(adapter).filter(|_| !request.floor);
     let has_timestamps = !request.floor && adapter.features().contains(wgpu::Features::TIMESTAMP_QUERY);
     let mut features = wgpu::Features::empty();
     features.set(wgpu::Features::SUBGROUP, subgroup_size.is_some());
     features.set(wgpu::Features::TIMESTAMP_QUERY, has_timestamps);
-    let limits = if request.floor { floor_limits(&adapter.limits()) } else { wanted_limits(&adapter.limits()) };
+    let mut limits = if request.floor { floor_limits(&adapter.limits()) } else { wanted_limits(&adapter.limits()) };
+    limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.min(max_binding_bytes);
     let info = adapter.get_info();
     let caps = GpuCaps {
         name: info.name.clone(),

@@ -217,6 +217,11 @@ impl Gpu {
                 let message = format!("binding `{}` is {:?}, which {slice:?} is not", info.name, info.kind);
                 return Err(GpuError::validation(what(), message));
             }
+            let limit = self.caps.max_binding_bytes;
+            if matches!(info.kind, BindingKind::ReadOnly | BindingKind::ReadWrite) && slice.size > limit {
+                let reason = format!("this adapter binds at most {limit} bytes at once");
+                return Err(GpuError::OutOfMemory { what: slice.buffer.label().into(), bytes: slice.size, reason });
+            }
             slices.push((*slice).clone());
         }
         let entries: Vec<wgpu::BindGroupEntry<'_>> = infos

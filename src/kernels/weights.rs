@@ -10,7 +10,7 @@ use crate::model::dtype::DType;
 use super::pack::{BLOCK_ROWS, Format, PackError, PlaneBytes, Planes};
 
 /// Planes are packed in pieces of about this size.
-const PIECE_BYTES: u64 = 8 << 20;
+const PIECE_BYTES: u64 = 4 << 20;
 /// Offset of a plane within its buffer: a multiple of every adapter's alignment.
 const PLANE_ALIGN: u64 = 256;
 

@@ -16,7 +16,7 @@ use super::packed::{self, Mxfp4, Packed, Scheme};
 use super::quant::{QuantError, dequantize, first_non_finite_block};
 use super::safetensors::SafetensorsSet;
 use super::sidecar::{self, GenerationDefaults, NamedTemplate};
-use super::spec::{ModelSpec, WeightRole};
+use super::spec::{ModelSpec, RopePairing, WeightRole};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -318,6 +318,19 @@ impl Model {
             }
             Store::Folder { .. } => (self.family.hf_tensor)(&self.spec, role),
         }
+    }
+
+    /// Where a Hugging Face checkpoint of this model holds the role.
+    pub(super) fn hf_source(&self, role: WeightRole) -> Source {
+        (self.family.hf_tensor)(&self.spec, role)
+    }
+
+    /// Whether rows of Q and K lie in another order than in a Hugging Face checkpoint: GGUF files put the two dims of a
+    /// rotated pair side by side, but for families whose pairs are neighbours by themselves.
+    pub(super) fn has_reordered_heads(&self) -> bool {
+        let is_gguf = matches!(self.store, Store::Gguf(_));
+        let is_so_anyway = self.spec.arch.starts_with("cohere");
+        is_gguf && self.spec.rope.pairing == RopePairing::Interleaved && !is_so_anyway
     }
 
     /// Metadata of a GGUF model, for its tokenizer.

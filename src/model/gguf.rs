@@ -224,6 +224,13 @@ impl GgufFile {
         Ok(Some(numbers))
     }
 
+    /// An array of bytes, borrowed from the map.
+    pub fn bytes_of(&self, key: &str) -> Result<Option<&[u8]>, ModelError> {
+        let is_byte = |e| e == ValueType::U8 || e == ValueType::I8;
+        let found = self.array(key, is_byte, "an array of bytes")?;
+        Ok(found.map(|(_, range)| &self.map[range]))
+    }
+
     /// Elements of an array of any type; `None` when there is no such key.
     pub fn array_len(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.array(key, |_| true, "an array")?.map(|(count, _)| count))

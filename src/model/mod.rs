@@ -22,6 +22,7 @@ pub mod hub;
 pub mod inspect;
 pub mod latent;
 mod location;
+pub mod lora;
 pub mod packed;
 pub mod quant;
 pub mod quantise;

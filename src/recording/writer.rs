@@ -1,7 +1,8 @@
 //! Writes a recording on a thread of its own.
 //!
 //! Guarantees: [`Recorder::push`] never waits; at most [`MAX_LINES`] lines wait for the disk; the first fault, a full disk
-//! or one that is too slow, ends the recording with one warning, and what was written until then can be read.
+//! or one that is too slow, ends the recording with one warning, as does its limit of [`MAX_BYTES`]; what was written until
+//! then can be read.
 
 use super::{Header, Line};
 use std::io::{BufWriter, Write};
@@ -10,6 +11,8 @@ use std::thread::JoinHandle;
 
 /// Lines that wait for the disk at most: some seconds of a fast engine.
 const MAX_LINES: usize = 16_384;
+/// Longest recording: days of a busy engine.
+const MAX_BYTES: u64 = 8 << 30;
 
 /// The engine's end of a recording. Dropping it writes what waits.
 #[derive(Debug)]
@@ -23,7 +26,7 @@ impl Recorder {
     pub fn start(out: impl Write + Send + 'static, header: Header) -> std::io::Result<Recorder> {
         let (lines, queue) = sync_channel(MAX_LINES);
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(move || {
-            if let Err(error) = write_all(&queue, BufWriter::new(out)) {
+            if let Err(error) = write_all(&queue, BufWriter::new(out), MAX_BYTES) {
                 tracing::warn!("the recording ends here: {error}");
             }
         })?;
@@ -59,7 +62,8 @@ impl Drop for Recorder {
 }
 
 /// Until the sender is gone; whenever nothing waits, what was written is on its way to the disk.
-fn write_all(queue: &Receiver<Line>, mut out: impl Write) -> std::io::Result<()> {
+fn write_all(queue: &Receiver<Line>, mut out: impl Write, max_bytes: u64) -> std::io::Result<()> {
+    let (mut line_bytes, mut left) = (Vec::new(), max_bytes);
     loop {
         let line = match queue.try_recv() {
             Ok(line) => line,
@@ -70,7 +74,34 @@ fn write_all(queue: &Receiver<Line>, mut out: impl Write) -> std::io::Result<()>
             }
             Err(TryRecvError::Disconnected) => return out.flush(),
         };
-        serde_json::to_writer(&mut out, &line)?;
-        out.write_all(b"\n")?;
+        line_bytes.clear();
+        serde_json::to_writer(&mut line_bytes, &line)?;
+        line_bytes.push(b'\n');
+        let Some(rest) = left.checked_sub(line_bytes.len() as u64) else {
+            out.flush()?;
+            return Err(std::io::Error::other(format!("it has reached {max_bytes} bytes")));
+        };
+        left = rest;
+        out.write_all(&line_bytes)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::TimedOp;
+    use crate::scheduler::Op;
+
+    #[test]
+    fn a_recording_ends_with_a_whole_line_before_its_limit() {
+        let (lines, queue) = sync_channel(8);
+        for step in 0..4 {
+            lines.send(Line::Op(Box::new(TimedOp { at_us: step, op: Op::ResetPrefixes }))).expect("room");
+        }
+        drop(lines);
+        let mut out = Vec::new();
+        let error = write_all(&queue, &mut out, 100).expect_err("four lines are longer");
+        assert!(error.to_string().contains("100 bytes"), "{error}");
+        assert!(out.len() <= 100 && out.ends_with(b"\n") && out.len() > 20, "{}", String::from_utf8_lossy(&out));
     }
 }

@@ -5,7 +5,7 @@
 
 use super::app::Caller;
 use super::error::{ApiError, ApiResult};
-use super::wire::{SamplingFields, StopField};
+use super::wire::{EarlyStoppingField, EarlyStoppingWord, SamplingFields, StopField};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{BeamParams, Decoding, EarlyStopping, GenerateRequest, SamplingParams, StopRules};
@@ -62,7 +62,7 @@ pub fn requests(
     caller: &Caller,
 ) -> ApiResult<Vec<GenerateRequest>> {
     let sampling = sampling(fields, limits, model)?;
-    let decoding = decoding(fields)?;
+    let decoding = decoding(fields, model)?;
     let stop = stop_rules(fields, limits, model)?;
     let cache_salt = fields.cache_salt.as_deref().map_or(0, salt);
     let request = |mut prompt: Vec<TokenId>| {
@@ -128,7 +128,7 @@ fn logit_bias(fields: &SamplingFields, model: &LoadedModel) -> ApiResult<Vec<(To
     fields.logit_bias.iter().flatten().map(entry).collect()
 }
 
-fn decoding(fields: &SamplingFields) -> ApiResult<Decoding> {
+fn decoding(fields: &SamplingFields, model: &LoadedModel) -> ApiResult<Decoding> {
     let n = fields.n.unwrap_or(1);
     if n == 0 || n > MAX_CHOICES {
         return Err(ApiError::invalid("n", format!("n must be between 1 and {MAX_CHOICES}, not {n}")));
@@ -139,11 +139,36 @@ fn decoding(fields: &SamplingFields) -> ApiResult<Decoding> {
         return Err(ApiError::invalid("best_of", message));
     }
     if fields.use_beam_search == Some(true) {
-        let length_penalty = fields.length_penalty.unwrap_or(1.0);
-        let early_stopping = EarlyStopping::Heuristic;
-        return Ok(Decoding::Beam(BeamParams { width: best_of, num_return: n, length_penalty, early_stopping }));
+        return Ok(Decoding::Beam(beams(fields, (best_of, n), model)?));
     }
     Ok(Decoding::Sample { n, best_of })
+}
+
+/// A search with `width` beams, of which `n` come back.
+fn beams(fields: &SamplingFields, (width, n): (u32, u32), model: &LoadedModel) -> ApiResult<BeamParams> {
+    if width > model.max_num_seqs {
+        let field = if fields.best_of.is_some() { "best_of" } else { "n" };
+        let message = format!("{field} must be at most {} with beam search, not {width}", model.max_num_seqs);
+        return Err(ApiError::invalid(field, format!("{message}: beams run at once")));
+    }
+    // Values that leave the distribution as it is say nothing.
+    let cuts = [
+        ("temperature", fields.temperature.is_some_and(|t| t != 0.0 && t != 1.0)),
+        ("top_p", fields.top_p.is_some_and(|p| p != 1.0)),
+        ("top_k", fields.top_k.is_some_and(|k| k > 0)),
+        ("min_p", fields.min_p.is_some_and(|p| p != 0.0)),
+    ];
+    if let Some((field, _)) = cuts.into_iter().find(|(_, is_set)| *is_set) {
+        let message = format!("{field} has no part in beam search, which takes the most likely tokens: leave it out");
+        return Err(ApiError::invalid(field, message));
+    }
+    let early_stopping = match fields.early_stopping {
+        None | Some(EarlyStoppingField::Flag(false)) => EarlyStopping::Heuristic,
+        Some(EarlyStoppingField::Flag(true)) => EarlyStopping::AtOnce,
+        Some(EarlyStoppingField::Word(EarlyStoppingWord::Never)) => EarlyStopping::Never,
+    };
+    let length_penalty = fields.length_penalty.unwrap_or(1.0);
+    Ok(BeamParams { width, num_return: n, length_penalty, early_stopping })
 }
 
 fn stop_rules(fields: &SamplingFields, limits: &Limits, model: &LoadedModel) -> ApiResult<StopRules> {

@@ -61,7 +61,7 @@ fn ends(new: &NewSequence, num_tokens: u32, token: TokenId) -> Option<FinishReas
 fn search_alone(world: &World, new: &NewSequence, params: &BeamParams, room: u32) -> Vec<Hypothesis> {
     let sampling = RowSampling { is_beam: true, ..RowSampling::new(&new.sampling, new.seed) };
     let mut search = start(world, new, params, room);
-    let mut prompt = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
+    let mut prompt = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>()).with_adapter(new.adapter);
     new.prompt.iter().for_each(|token| prompt.push(*token));
     let mut runs = vec![prompt];
     loop {

@@ -45,7 +45,7 @@ pub(super) fn alone(world: &World, new: &NewSequence, capacity: u32) -> Expected
     let context =
         (1..=world.scheduler.max_model_len).rev().find(|total| fits(world, *total, capacity)).unwrap_or(0) as usize;
     let sampling = RowSampling::new(&new.sampling, new.seed);
-    let mut run = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>());
+    let mut run = UnpagedRun::with_windows(&world.kv.groups.windows().collect::<Vec<_>>()).with_adapter(new.adapter);
     new.prompt.iter().for_each(|token| run.push(*token));
     let mut output: Vec<TokenId> = Vec::new();
     loop {

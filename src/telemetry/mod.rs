@@ -407,6 +407,8 @@ pub struct EngineSnapshot {
     pub t_us: u64,
     pub block_size: u32,
     pub kv_bytes_per_block: u64,
+    /// Everything that the engine holds on the GPU.
+    pub gpu_bytes: u64,
     /// Positions that each layer group sees, `None` for all; a model without windows has one group.
     pub group_windows: Vec<Option<u32>>,
     pub kv: KvTotals,

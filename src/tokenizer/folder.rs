@@ -1,9 +1,8 @@
 //! Vocabularies of folders without a `tokenizer.json`: SentencePiece models, `vocab.json` with `merges.txt`, and files of
 //! tiktoken ranks.
 //!
-//! Each becomes the lists that a GGUF file has, so that one encoder serves them. Guarantees: SentencePiece BPE models give
-//! their own ids; ranks give tiktoken's. Not attempted: unigram models, and normalisation by a character map; both are
-//! refused by name.
+//! Each becomes the lists that a GGUF file has, so that one encoder serves them. Guarantees: SentencePiece's BPE and unigram
+//! models give their own ids; ranks give tiktoken's. Its models of words and characters are refused by name.
 
 mod sentencepiece;
 mod tiktoken;
@@ -61,21 +60,7 @@ pub fn read(files: FolderVocab) -> Result<Option<GgufVocab>, TokenizerError> {
 }
 
 fn empty(model: &str) -> GgufVocab {
-    GgufVocab {
-        model: model.into(),
-        pre: None,
-        tokens: Vec::new(),
-        scores: Vec::new(),
-        token_types: Vec::new(),
-        merges: Vec::new(),
-        bos: None,
-        eos: None,
-        unk: None,
-        pad: None,
-        add_bos: None,
-        add_eos: None,
-        add_space_prefix: None,
-    }
+    GgufVocab { model: model.into(), ..GgufVocab::default() }
 }
 
 fn byte_level((tokens, merges): (Vec<String>, Vec<String>), files: &FolderVocab, is_ranks: bool) -> GgufVocab {
@@ -98,7 +83,7 @@ fn put(vocab: &mut GgufVocab, id: u64, text: &str, kind: i32) {
     while vocab.tokens.len() as u64 <= id {
         vocab.tokens.push(format!("[unused{}]", vocab.tokens.len()));
         vocab.token_types.push(UNUSED);
-        if vocab.model == "llama" {
+        if vocab.model != "gpt2" {
             vocab.scores.push(0.0);
         }
     }

@@ -1,14 +1,20 @@
 //! The vocabulary of a GGUF file: checks, then a tokenizer that gives llama.cpp's ids.
 //!
-//! `tokenizer.ggml.model` "gpt2" is byte-level BPE with the splitting rule named by `tokenizer.ggml.pre`; "llama" is
-//! SentencePiece by score. Other models are refused by name. Every length and index is checked here.
+//! `tokenizer.ggml.model` "gpt2" is byte-level BPE with the splitting rule named by `tokenizer.ggml.pre` ("gemma4" is such
+//! a name, and a model too); "llama" is SentencePiece by score, "t5" SentencePiece's unigram, "bert" word pieces. Other models
+//! are refused by name. Every length and index is checked here.
 
+mod unigram;
+mod wordpiece;
+
+use super::normaliser::{CharMap, Normaliser};
 use super::pre_types::{PreType, pre_type};
 use super::spm::Spm;
 use super::table::{Entry, TokenTable, byte_level_bytes, byte_token, sentencepiece_bytes};
-use super::{Encoder, Ends, NamedToken, NamedTokens, Tokenizer, TokenizerError};
+use super::{Encoder, Ends, NamedToken, NamedTokens, Pieces, Tokenizer, TokenizerError};
 use crate::ids::TokenId;
 use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::Replace;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
@@ -16,18 +22,18 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::{AddedToken, AddedVocabulary, SplitDelimiterBehavior};
 
 /// The keys `tokenizer.ggml.*` of a GGUF file. Lists that a file lacks are empty.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct GgufVocab {
-    /// `tokenizer.ggml.model`: "gpt2" or "llama".
+    /// `tokenizer.ggml.model`: "gpt2", "llama", "t5", "bert" or "gemma4".
     pub model: String,
     /// `tokenizer.ggml.pre`; a file without it means "default".
     pub pre: Option<String>,
     pub tokens: Vec<String>,
-    /// One for each token; only "llama" needs them.
+    /// One for each token; only "llama" and "t5" need them.
     pub scores: Vec<f32>,
     /// One for each token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty: all are normal.
     pub token_types: Vec<i32>,
-    /// Pairs separated by a space, best first; only "gpt2" needs them.
+    /// Pairs separated by a space, best first; only "gpt2" and "gemma4" need them.
     pub merges: Vec<String>,
     pub bos: Option<TokenId>,
     pub eos: Option<TokenId>,
@@ -35,8 +41,18 @@ pub struct GgufVocab {
     pub pad: Option<TokenId>,
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
-    /// "llama" only; true when absent.
+    /// "llama" and "t5" only; when absent, true and false.
     pub add_space_prefix: Option<bool>,
+    /// "llama" and "t5" only; false when absent.
+    pub remove_extra_spaces: Option<bool>,
+    /// SentencePiece's `precompiled_charsmap`; "llama" and "t5" only.
+    pub char_map: Vec<u8>,
+    /// What ends a text; "bert" only, as those below.
+    pub sep: Option<TokenId>,
+    /// True when absent.
+    pub lowercase: Option<bool>,
+    /// As `lowercase` when absent.
+    pub strip_accents: Option<bool>,
 }
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -69,7 +85,10 @@ pub(super) fn load(vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
     }
     match vocab.model.as_str() {
         "gpt2" => load_bpe(vocab),
+        "gemma4" => load_bpe(GgufVocab { pre: Some("gemma4".into()), ..vocab }),
         "llama" => load_spm(vocab),
+        "t5" => unigram::load(vocab),
+        "bert" => wordpiece::load(vocab),
         other => Err(TokenizerError::Unsupported {
             file: "tokenizer.ggml.model",
             what: "the tokenizer model",
@@ -90,22 +109,23 @@ fn load_bpe(vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
     let types = token_types(&vocab)?;
     let named = named_tokens(&vocab)?;
     let ends = ends(&vocab, &named, pre.adds_bos)?;
-    let table = table(&vocab, &types, false, byte_level_bytes)?;
+    let table = table(&vocab, &types, false, if pre.is_byte_level { byte_level_bytes } else { sentencepiece_bytes })?;
 
     let ids = vocab.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as TokenId)).collect();
-    let model = bpe(ids, merge_pairs(&vocab.merges)?, pre.ignores_merges)?;
+    let model = bpe(ids, merge_pairs(&vocab.merges)?, pre.ignores_merges, !pre.is_byte_level)?;
     let mut pipeline = tokenizers::Tokenizer::new(model);
     pipeline.with_pre_tokenizer(Some(splitter(&pre)?));
+    if !pre.is_byte_level {
+        let bad = |e: tokenizers::Error| TokenizerError::bad("tokenizer.ggml.pre", e.to_string());
+        pipeline.with_normalizer(Some(Replace::new(" ", "▁").map_err(bad)?)).map_err(bad)?;
+    }
     let added = added_tokens(&vocab, &types, pipeline.get_model())?;
-    let encoder = Encoder::GgufBpe { pipeline: Box::new(pipeline), ends };
+    let encoder = Encoder::GgufPipeline { pipeline: Box::new(pipeline), whole_newlines: pre.whole_newlines, ends };
     Ok(assemble(encoder, added, table, named))
 }
 
 fn load_spm(mut vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
-    if vocab.scores.len() != vocab.tokens.len() {
-        let fault = format!("it has {} entries, {TOKENS} has {}", vocab.scores.len(), vocab.tokens.len());
-        return Err(TokenizerError::bad("tokenizer.ggml.scores", fault));
-    }
+    let scores = scores(&mut vocab)?;
     // What SentencePiece itself assigns and older files leave out.
     let default_id = |id: TokenId| (vocab.tokens.len() > id as usize).then_some(id);
     vocab.unk = vocab.unk.or(default_id(0));
@@ -115,14 +135,31 @@ fn load_spm(mut vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
     let types = token_types(&vocab)?;
     let named = named_tokens(&vocab)?;
     let ends = ends(&vocab, &named, true)?;
-    let add_space_prefix = vocab.add_space_prefix.unwrap_or(true);
-    let table = table(&vocab, &types, add_space_prefix, sentencepiece_bytes)?;
+    let normaliser = normaliser(&vocab, true)?;
+    let table = table(&vocab, &types, normaliser.adds_prefix, sentencepiece_bytes)?;
 
     let special = types.iter().enumerate().filter(|(_, t)| t.is_added());
     let ids = special.map(|(id, _)| (vocab.tokens[id].clone(), id as TokenId)).collect();
-    let added = added_tokens(&vocab, &types, &bpe(ids, Vec::new(), false)?)?;
-    let spm = Box::new(Spm::new(&vocab.tokens, std::mem::take(&mut vocab.scores), vocab.unk));
-    Ok(assemble(Encoder::GgufSpm { spm, add_space_prefix, ends }, added, table, named))
+    let added = added_tokens(&vocab, &types, &bpe(ids, Vec::new(), false, false)?)?;
+    let pieces = Box::new(Pieces::Spm(Spm::new(&vocab.tokens, scores, vocab.unk)));
+    Ok(assemble(Encoder::GgufPieces { pieces, normaliser: Box::new(normaliser), ends }, added, table, named))
+}
+
+/// One for each token.
+fn scores(vocab: &mut GgufVocab) -> Result<Vec<f32>, TokenizerError> {
+    if vocab.scores.len() != vocab.tokens.len() {
+        let fault = format!("it has {} entries, {TOKENS} has {}", vocab.scores.len(), vocab.tokens.len());
+        return Err(TokenizerError::bad("tokenizer.ggml.scores", fault));
+    }
+    Ok(std::mem::take(&mut vocab.scores))
+}
+
+fn normaliser(vocab: &GgufVocab, adds_prefix: bool) -> Result<Normaliser, TokenizerError> {
+    Ok(Normaliser {
+        map: CharMap::read("tokenizer.ggml.precompiled_charsmap", &vocab.char_map)?,
+        adds_prefix: vocab.add_space_prefix.unwrap_or(adds_prefix),
+        removes_extra_spaces: vocab.remove_extra_spaces.unwrap_or(false),
+    })
 }
 
 fn assemble(encoder: Encoder, added: AddedVocabulary, table: TokenTable, named: NamedTokens) -> Tokenizer {
@@ -234,10 +271,12 @@ fn bpe(
     ids: tokenizers::models::bpe::Vocab,
     merges: Vec<(String, String)>,
     ignores_merges: bool,
+    byte_fallback: bool,
 ) -> Result<BPE, TokenizerError> {
     BPE::builder()
         .vocab_and_merges(ids, merges)
         .ignore_merges(ignores_merges)
+        .byte_fallback(byte_fallback)
         .build()
         .map_err(|e| TokenizerError::bad("tokenizer.ggml.merges", e.to_string()))
 }
@@ -250,7 +289,9 @@ fn splitter(pre: &PreType) -> Result<Sequence, TokenizerError> {
             .map_err(|e| TokenizerError::bad("tokenizer.ggml.pre", e.to_string()))?;
         steps.push(split.into());
     }
-    steps.push(ByteLevel::new(false, false, false).into());
+    if pre.is_byte_level {
+        steps.push(ByteLevel::new(false, false, false).into());
+    }
     Ok(Sequence::new(steps))
 }
 
@@ -258,32 +299,24 @@ fn splitter(pre: &PreType) -> Result<Sequence, TokenizerError> {
 mod tests {
     use super::*;
 
+    /// Every name that llama.cpp knew in November 2026, but for "whitespace", which goes with a model of its own.
+    const ALL_NAMES: &str = "default minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano \
+        deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu falcon mpt starcoder gpt-2 phi-2 jina-es jina-de gigachat \
+        jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jais-2 gemma4 granite-embed-multi-311m sarvam-moe jina-v1-en \
+        jina-v2-code roberta-bpe refact command-r qwen2 deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 olmo dbrx smaug-bpe \
+        poro-chat glm4 chatglm-bpe viking jais tekken smollm codeshell bloom gpt3-finnish exaone exaone4 exaone-moe chameleon \
+        minerva-7b megrez gpt-4o llama4 kanana2 talkie granite-embed-multi-97m tiny_aya cohere2moe superbpe trillion \
+        granite-docling bailingmoe bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm kimi-k2 ufakzeka \
+        grok-2 afmoe laguna minimax-m2 solar-open mellum2";
+
     #[test]
     fn the_expressions_of_every_splitting_rule_are_valid() {
-        let names = [
-            "default",
-            "llama-bpe",
-            "dbrx",
-            "gpt-2",
-            "smollm",
-            "qwen2",
-            "qwen35",
-            "deepseek-coder",
-            "deepseek-v3",
-            "falcon",
-            "bloom",
-            "viking",
-            "tekken",
-            "gpt-4o",
-            "bailingmoe",
-            "seed-coder",
-            "exaone-moe",
-        ];
+        let names = ALL_NAMES.split_whitespace();
         for name in names {
             let pre = pre_type(name).unwrap_or_else(|| panic!("{name} is not known"));
             assert!(splitter(&pre).is_ok(), "{name}");
         }
-        assert!(pre_type("martian").is_none());
+        assert!(pre_type("martian").is_none() && pre_type("whitespace").is_none());
     }
 
     fn pieces(name: &str, text: &str) -> Vec<String> {
@@ -308,5 +341,30 @@ mod tests {
         assert_eq!(pieces("gpt-4o", "camelCase's"), ["camel", "Case's"]);
         assert_eq!(pieces("tekken", "HTMLPage"), ["HTMLPage"]);
         assert_eq!(pieces("falcon", "x=1234"), ["x", "=", "123", "4"]);
+    }
+
+    #[test]
+    fn rules_that_look_around_cut_where_their_models_do() {
+        // Groups of three digits from the right.
+        for name in ["afmoe", "tiny_aya", "superbpe"] {
+            assert_eq!(pieces(name, "1234567"), ["1", "234", "567"], "{name}");
+            assert_eq!(pieces(name, "123456"), ["123", "456"], "{name}");
+        }
+        assert_eq!(pieces("superbpe", "a b c"), ["a b c"]);
+        assert_eq!(pieces("afmoe", "a 漢字か b"), ["a", " ", "漢字か", " b"]);
+        // Han characters stand alone, whatever letters are beside them.
+        assert_eq!(pieces("kimi-k2", "漢字abc Déjà's 1234"), ["漢字", "abc", " Déjà's", " ", "123", "4"]);
+        assert_eq!(pieces("kimi-k2", "camelCase漢"), ["camel", "Case", "漢"]);
+        // Its signs are a range that holds ASCII letters too.
+        assert_eq!(pieces("deepseek-llm", "Größe 12, 漢字  "), ["Gr", "öß", "e", " ", "12", ",", " ", "漢字", "  "]);
+        assert_eq!(pieces("spark2_5", "ab 123!\n\n"), ["ab", " ", "1", "2", "3", "!", "\n", "\n"]);
+        assert_eq!(pieces("youtu", "한국abc DEfg 12"), ["한국", "abc", " DEfg", " ", "1", "2"]);
+        assert_eq!(pieces("jais-2", "a\u{20}\u{20}\u{20}b"), ["a", "  ", " b"]);
+        assert_eq!(pieces("gemma4", "a b\n\nc"), ["a b", "\n\n", "c"]);
+        assert_eq!(pieces("laguna", "a\n\n b"), ["a", "\n\n", " b"]);
+        assert_eq!(pieces("minicpm5", "x 1234"), ["x", " ", "123", "4"]);
+        assert_eq!(pieces("ufakzeka", "Ankara'nın"), ["Ankara", "'nın"]);
+        assert_eq!(pieces("chameleon", "IMGIMGABZ a,b\tc"), ["IMGIMGABZ", " a", ",", "b", "\t", "c"]);
+        assert_eq!(pieces("granite-embed-multi-97m", "कि Ab's"), ["कि", " Ab's"]);
     }
 }

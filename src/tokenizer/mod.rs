@@ -1,9 +1,9 @@
 //! Text to tokens and back: encoding, GGUF vocabularies, chat templates, incremental detokenizing.
 //!
-//! Guarantees: encoding gives the ids of Hugging Face tokenizers for a `tokenizer.json` and those of llama.cpp for a
-//! GGUF vocabulary, a SentencePiece model or tiktoken ranks; decoding is the concatenation of each token's bytes, read as UTF-8, so that U+FFFD appears only
+//! Guarantees: encoding gives the ids of Hugging Face tokenizers for a `tokenizer.json`, those of llama.cpp for a GGUF
+//! vocabulary, and those of the libraries they come from for a SentencePiece model and tiktoken ranks; decoding is the concatenation of each token's bytes, read as UTF-8, so that U+FFFD appears only
 //! where tokens really encode invalid bytes; broken files end in a [`TokenizerError`] that names the field.
-//! It does not attempt unigram, word-piece and RWKV vocabularies, truncation or padding.
+//! It does not attempt RWKV and PLaMo-2 vocabularies, truncation or padding.
 //!
 //! A [`Tokenizer`] is immutable and shared between threads; a [`Detokenizer`] belongs to one stream of tokens.
 
@@ -12,11 +12,13 @@ mod detokenizer;
 pub mod folder;
 mod gguf;
 mod hf;
+mod normaliser;
 mod pre_types;
 mod python_json;
 mod rewrite;
 mod spm;
 mod table;
+mod unigram;
 
 pub use chat_template::{ChatTemplate, Now, RenderRequest, SpecialTokens, TemplateError};
 pub use detokenizer::Detokenizer;
@@ -24,9 +26,10 @@ pub use gguf::GgufVocab;
 pub use hf::HfTokenizerFiles;
 
 use crate::ids::TokenId;
+use normaliser::Normaliser;
 use table::TokenTable;
 use tokenizers::Model;
-use tokenizers::tokenizer::{AddedVocabulary, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::tokenizer::{AddedVocabulary, NormalizedString, OffsetType, PreTokenizedString, PreTokenizer, Token};
 
 /// Why a tokenizer could not be made or text not be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,10 +87,33 @@ struct NamedToken {
 enum Encoder {
     /// Normalise, split, merge and post-process as a `tokenizer.json` says.
     HuggingFace(Box<tokenizers::Tokenizer>),
-    /// Byte-level BPE of a GGUF file: split by `pre`, merge, add begin and end.
-    GgufBpe { pipeline: Box<tokenizers::Tokenizer>, ends: Ends },
-    /// SentencePiece merging by score of a GGUF file.
-    GgufSpm { spm: Box<spm::Spm>, add_space_prefix: bool, ends: Ends },
+    /// BPE or word pieces of a GGUF file: normalise, split, merge, add begin and end. With `whole_newlines`, runs of line
+    /// breaks that are tokens are not merged.
+    GgufPipeline { pipeline: Box<tokenizers::Tokenizer>, whole_newlines: bool, ends: Ends },
+    /// SentencePiece's models of a GGUF file: normalise, cut, add begin and end.
+    GgufPieces { pieces: Box<Pieces>, normaliser: Box<Normaliser>, ends: Ends },
+}
+
+/// How SentencePiece cuts a normalised text.
+enum Pieces {
+    Spm(spm::Spm),
+    Unigram(unigram::Unigram),
+}
+
+impl Pieces {
+    fn encode(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
+        match self {
+            Pieces::Spm(spm) => spm.encode(text, ids),
+            Pieces::Unigram(unigram) => unigram.encode(text, ids),
+        }
+    }
+
+    fn token_id(&self, text: &str) -> Option<TokenId> {
+        match self {
+            Pieces::Spm(spm) => spm.token_id(text),
+            Pieces::Unigram(unigram) => unigram.token_id(text),
+        }
+    }
 }
 
 /// Tokens put around a text with [`AddSpecial::Yes`].
@@ -127,15 +153,14 @@ impl Tokenizer {
         match &self.encoder {
             Encoder::HuggingFace(pipeline) => {
                 let pieces = added.extract_and_normalize(pipeline.get_normalizer(), text);
-                encode_pieces(pipeline, pieces, special)
+                encode_pieces(pipeline, pieces, special, false)
             }
-            Encoder::GgufBpe { pipeline, ends } => {
+            Encoder::GgufPipeline { pipeline, whole_newlines, ends } => {
                 let pieces = added.extract_and_normalize(pipeline.get_normalizer(), text);
-                Ok(ends.around(special, encode_pieces(pipeline, pieces, AddSpecial::No)?))
+                Ok(ends.around(special, encode_pieces(pipeline, pieces, AddSpecial::No, *whole_newlines)?))
             }
-            Encoder::GgufSpm { spm, add_space_prefix, ends } => {
-                let ids = encode_spm(spm, added, *add_space_prefix, text)?;
-                Ok(ends.around(special, ids))
+            Encoder::GgufPieces { pieces, normaliser, ends } => {
+                Ok(ends.around(special, encode_normalised(pieces, normaliser, added, text)?))
             }
         }
     }
@@ -271,8 +296,8 @@ impl Ends {
 impl Encoder {
     fn token_id(&self, text: &str) -> Option<TokenId> {
         match self {
-            Encoder::HuggingFace(pipeline) | Encoder::GgufBpe { pipeline, .. } => pipeline.token_to_id(text),
-            Encoder::GgufSpm { spm, .. } => spm.token_id(text),
+            Encoder::HuggingFace(pipeline) | Encoder::GgufPipeline { pipeline, .. } => pipeline.token_to_id(text),
+            Encoder::GgufPieces { pieces, .. } => pieces.token_id(text),
         }
     }
 }
@@ -281,10 +306,14 @@ fn encode_pieces(
     pipeline: &tokenizers::Tokenizer,
     mut pieces: PreTokenizedString,
     special: AddSpecial,
+    whole_newlines: bool,
 ) -> Result<Vec<TokenId>, TokenizerError> {
     let fault = |e: tokenizers::Error| TokenizerError::Encode(e.to_string());
     if let Some(splitter) = pipeline.get_pre_tokenizer() {
         splitter.pre_tokenize(&mut pieces).map_err(fault)?;
+    }
+    if whole_newlines {
+        pieces.split(|_, piece| Ok([whole_newline_token(pipeline, piece)])).map_err(fault)?;
     }
     pipeline.get_model().tokenize_in_pretokenized(&mut pieces, None).map_err(fault)?;
     let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(fault)?;
@@ -292,28 +321,32 @@ fn encode_pieces(
     Ok(encoding.get_ids().to_vec())
 }
 
-/// llama.cpp puts the prefix space at the start of the text and again after each special token.
-fn encode_spm(
-    spm: &spm::Spm,
+/// A run of line breaks with its token, where it has one.
+fn whole_newline_token(
+    pipeline: &tokenizers::Tokenizer,
+    piece: NormalizedString,
+) -> (NormalizedString, Option<Vec<Token>>) {
+    let text = piece.get();
+    let id = if text.bytes().all(|b| b == b'\n') { pipeline.token_to_id(text) } else { None };
+    let token = id.map(|id| vec![Token::new(id, text.to_owned(), (0, text.len()))]);
+    (piece, token)
+}
+
+/// llama.cpp normalises what lies between special tokens by itself: the prefix space comes at the start of the text and
+/// again after each of them.
+fn encode_normalised(
+    model: &Pieces,
+    normaliser: &Normaliser,
     added: &AddedVocabulary,
-    add_space_prefix: bool,
     text: &str,
 ) -> Result<Vec<TokenId>, TokenizerError> {
     let no_normalizer: Option<&tokenizers::NormalizerWrapper> = None;
     let pieces = added.extract_and_normalize(no_normalizer, text);
     let mut ids = Vec::new();
-    let mut follows_special = true;
     for (piece, _, tokens) in pieces.get_splits(tokenizers::OffsetReferential::Original, OffsetType::None) {
         match tokens {
-            Some(tokens) => {
-                ids.extend(tokens.iter().map(|t| t.id));
-                follows_special = true;
-            }
-            None if piece.is_empty() => {}
-            None => {
-                spm.encode(piece, add_space_prefix && follows_special, &mut ids)?;
-                follows_special = false;
-            }
+            Some(tokens) => ids.extend(tokens.iter().map(|t| t.id)),
+            None => model.encode(&normaliser.normalise(piece), &mut ids)?,
         }
     }
     Ok(ids)

@@ -13,8 +13,8 @@ use std::collections::BinaryHeap;
 
 pub(super) struct Spm {
     ids: FxHashMap<String, TokenId>,
-    scores: Vec<f32>, // [vocab]
-    byte_ids: [Option<TokenId>; 256],
+    scores: Vec<f32>,               // [vocab]
+    byte_ids: Vec<Option<TokenId>>, // [256]
     unk: Option<TokenId>,
 }
 
@@ -58,7 +58,7 @@ impl Spm {
     /// `tokens` and `scores` are equally long.
     pub fn new(tokens: &[String], scores: Vec<f32>, unk: Option<TokenId>) -> Spm {
         assert_eq!(tokens.len(), scores.len(), "one score for each token");
-        let mut byte_ids = [None; 256];
+        let mut byte_ids = vec![None; 256];
         let mut ids = FxHashMap::default();
         for (id, token) in tokens.iter().enumerate() {
             if let Some(byte) = byte_token(token) {
@@ -73,21 +73,20 @@ impl Spm {
         self.ids.get(text).copied()
     }
 
-    /// Appends the tokens of `text`, which holds no special token.
-    pub fn encode(&self, text: &str, space_prefix: bool, ids: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
-        let mut escaped = String::with_capacity(text.len() + 3);
-        if space_prefix {
-            escaped.push('▁');
-        }
-        escaped.extend(text.chars().map(|c| if c == ' ' { '▁' } else { c }));
-
-        let symbols = self.merge(&escaped);
+    /// Appends the tokens of a normalised text, which holds no special token.
+    pub fn encode(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
+        let symbols = self.merge(text);
+        let mut is_after_unknown = false;
         for symbol in symbols.iter().filter(|s| s.len > 0) {
-            let piece = &escaped[symbol.start..symbol.start + symbol.len];
-            match self.token_id(piece) {
-                Some(id) => ids.push(id),
-                None => self.spell(piece, ids)?,
-            }
+            let piece = &text[symbol.start..symbol.start + symbol.len];
+            let is_unknown = match self.token_id(piece) {
+                Some(id) => {
+                    ids.push(id);
+                    false
+                }
+                None => self.spell(piece, is_after_unknown, ids)?,
+            };
+            is_after_unknown = is_unknown;
         }
         Ok(())
     }
@@ -132,16 +131,20 @@ impl Spm {
         Some(Pair { score: self.scores[id as usize], left, right, len })
     }
 
-    fn spell(&self, piece: &str, ids: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
-        for byte in piece.bytes() {
-            let id = self.byte_ids[byte as usize].or(self.unk);
-            ids.push(id.ok_or_else(|| {
-                TokenizerError::Encode(format!(
-                    "the vocabulary has no token for byte 0x{byte:02X} and no unknown token"
-                ))
-            })?);
+    /// Spells in byte tokens; where one is missing the piece is unknown, and a run of such pieces is one unknown token.
+    fn spell(&self, piece: &str, is_after_unknown: bool, ids: &mut Vec<TokenId>) -> Result<bool, TokenizerError> {
+        let bytes: Option<Vec<TokenId>> = piece.bytes().map(|byte| self.byte_ids[usize::from(byte)]).collect();
+        if let Some(bytes) = bytes {
+            ids.extend(bytes);
+            return Ok(false);
         }
-        Ok(())
+        let fault =
+            || TokenizerError::Encode(format!("the vocabulary has no token for {piece:?} and no unknown token"));
+        let unk = self.unk.ok_or_else(fault)?;
+        if !is_after_unknown {
+            ids.push(unk);
+        }
+        Ok(true)
     }
 }
 
@@ -156,7 +159,7 @@ mod tests {
 
     fn check(spm: &Spm, text: &str, expected: &[TokenId]) {
         let mut ids = Vec::new();
-        spm.encode(text, false, &mut ids).expect("encodable");
+        spm.encode(text, &mut ids).expect("encodable");
         assert_eq!(ids, expected, "{text:?}");
     }
 
@@ -169,18 +172,9 @@ mod tests {
     }
 
     #[test]
-    fn spaces_are_escaped_and_the_prefix_is_on_request() {
-        let vocab = spm(&[("▁", 0.0), ("a", 0.0), ("▁a", -1.0)]);
-        check(&vocab, "a a", &[1, 2]);
-        let mut ids = Vec::new();
-        vocab.encode("a", true, &mut ids).expect("encodable");
-        assert_eq!(ids, [2]);
-    }
-
-    #[test]
     fn characters_without_a_token_are_spelled_in_bytes_or_refused() {
         let vocab = spm(&[("<0xC3>", 0.0), ("<0xA9>", 0.0)]);
         check(&vocab, "é", &[0, 1]);
-        assert!(vocab.encode("x", false, &mut Vec::new()).is_err());
+        assert!(vocab.encode("x", &mut Vec::new()).is_err());
     }
 }

@@ -273,6 +273,31 @@ fn completions_know_the_commands() {
 }
 
 #[test]
+fn the_manual_has_a_page_for_each_command() {
+    let page = String::from_utf8(run(&["man"]).stdout).expect("UTF-8");
+    assert!(page.contains(".TH kvasir") && page.contains("tokenize"), "{page}");
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let folder = home.path().join("man");
+    assert!(run(&["man", "--out", folder.to_str().expect("UTF-8")]).status.success());
+    let page = std::fs::read_to_string(folder.join("kvasir-serve.1")).expect("the page of a command");
+    assert!(page.contains("port"), "{page}");
+}
+
+#[test]
+fn a_soak_in_a_small_pool_leaves_nothing_behind() {
+    if !has_adapter() {
+        return;
+    }
+    let llama = fixture("tiny/llama");
+    let pool = ["--num-gpu-blocks-override", "60", "--block-size", "8", "--check-invariants"];
+    let args = ["bench", "soak", "--json", "--seconds", "3", "--max-input-len", "40", "--model", &llama];
+    let lines = json_lines(&[&args[..], &pool].concat());
+    let (failures, leaked) = (&lines[0]["failures"], &lines[0]["leaked_blocks"]);
+    assert_eq!((failures, leaked, &lines[0]["gpu_bytes_growth"]), (&json!(0), &json!(0), &json!(0)), "{}", lines[0]);
+    assert!(lines[0]["requests"].as_u64() > Some(8), "{}", lines[0]);
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_a_command_quietly() {
     let home = tempfile::tempdir().expect("a temporary folder");
     let gguf = fixture("gguf/q4_k/tiny-llama-Q4_K.gguf");

@@ -1,6 +1,8 @@
 //! Logits and greedy continuations against references that transformers made. See the fixtures' README for tolerances.
 
 mod forks;
+mod limits;
+mod long;
 mod odd;
 mod sizes;
 mod table;

@@ -12,6 +12,7 @@ mod jump_forward;
 mod kernels;
 mod layers;
 mod long_context;
+mod lora;
 mod malformed;
 mod metamorphic;
 mod models;

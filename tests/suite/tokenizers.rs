@@ -3,6 +3,7 @@
 mod folders;
 mod gguf_metadata;
 mod malformed;
+mod pieces;
 mod templates;
 
 use crate::support::{default_model, files_with_extension, fixtures, folders, full_fixtures, read_json};

@@ -7,6 +7,7 @@ mod latency;
 mod paper;
 mod serve;
 mod sim;
+mod soak;
 mod throughput;
 
 use super::error::CliResult;
@@ -33,6 +34,8 @@ pub enum BenchCommand {
     Http(http::HttpArgs),
     /// Scheduler and cache on a simulated executor, all invariants checked
     Sim(sim::SimArgs),
+    /// Random load on the real engine, and what it leaves behind
+    Soak(soak::SoakArgs),
     /// The PagedAttention paper's figures on the real scheduler and cache, beside the paper's own
     Paper(paper::PaperArgs),
 }
@@ -46,6 +49,7 @@ pub fn run(command: &BenchCommand) -> CliResult {
         BenchCommand::Invariance(args) => invariance::run(args),
         BenchCommand::Http(args) => http::run(args),
         BenchCommand::Sim(args) => sim::run(args),
+        BenchCommand::Soak(args) => soak::run(args),
         BenchCommand::Paper(args) => paper::run(args),
     }
 }

@@ -22,6 +22,7 @@ impl EngineCore {
             t_us: self.now_us(),
             block_size: self.scheduler.kv().block_size(),
             kv_bytes_per_block: self.model.kv_bytes_per_block,
+            gpu_bytes: self.executor.as_ref().map_or(0, |executor| executor.gpu_bytes()),
             group_windows: self.scheduler.kv().config().groups.windows().collect(),
             kv: self.kv_totals(),
             blocks: record::blocks(self.scheduler.kv()),

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 pub struct UnpagedRun {
     groups: Vec<GroupRun>,
     num_tokens: u32,
+    adapter: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -34,14 +35,19 @@ impl UnpagedRun {
     /// A model whose layer groups see so far.
     pub fn with_windows(windows: &[Option<u32>]) -> Self {
         let group = |window: &Option<u32>| GroupRun { window: *window, ..GroupRun::default() };
-        UnpagedRun { groups: windows.iter().map(group).collect(), num_tokens: 0 }
+        UnpagedRun { groups: windows.iter().map(group).collect(), num_tokens: 0, adapter: 0 }
+    }
+
+    /// With the weights changed by an adapter.
+    pub fn with_adapter(self, adapter: u64) -> Self {
+        UnpagedRun { adapter, ..self }
     }
 
     /// The next input token.
     pub fn push(&mut self, token: TokenId) {
         for (g, group) in self.groups.iter_mut().enumerate() {
             let before = group.last.filter(|_| group.window != Some(1));
-            let value = value(before, token, self.num_tokens, g);
+            let value = value(before, (token, self.adapter), self.num_tokens, g);
             group.last = Some(value);
             match group.window {
                 None => group.seen = attend(group.seen, value),

@@ -10,7 +10,7 @@ use super::hidden::Hidden;
 use super::kv_buffers::KvBuffers;
 use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
-use super::shapes::{attention_shape, kv_layout, norm_buffers, norm_kind};
+use super::shapes::{self, attention_shape, kv_layout, norm_buffers, norm_kind};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
@@ -32,7 +32,6 @@ use crate::kernels::rope_kv_write::{self, RopeKvWrite};
 use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
 use crate::kernels::{Class, ParamArena, stride};
-use crate::memory;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
@@ -229,10 +228,10 @@ impl Forward {
     }
 }
 
-/// Rows of logits that are computed at once.
-pub(super) fn max_logits(spec: &ModelSpec, cfg: &ExecutorConfig) -> u32 {
+/// Rows of logits that are computed at once, in one binding of at most so many bytes.
+pub(super) fn max_logits(spec: &ModelSpec, cfg: &ExecutorConfig, max_binding_bytes: u64) -> u32 {
     let row_bytes = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
-    ((LOGITS_BYTES / row_bytes) as u32).max(cfg.max_num_seqs)
+    ((LOGITS_BYTES.min(max_binding_bytes) / row_bytes) as u32).max(cfg.max_num_seqs)
 }
 
 impl Builder<'_> {
@@ -266,7 +265,7 @@ impl Builder<'_> {
             attended
         };
         let f32_rows = |label: &str, elements: u32| self.f32_rows(label, rows, elements);
-        let slots = memory::attention_slots(spec, self.cfg.max_model_len, self.cfg.max_num_seqs);
+        let slots = shapes::attention_slots(spec, self.cfg, self.gpu.caps().max_binding_bytes);
         let partial_bytes = slots * attention.partial_bytes();
         Ok(Scratch {
             x: f32_rows("hidden", stride(spec.hidden_size))?,
@@ -549,7 +548,7 @@ impl Builder<'_> {
         let (gpu, vocab) = (self.gpu, self.spec.vocab_size);
         let logits_stride = vocab.next_multiple_of(4);
         let row_bytes = u64::from(logits_stride) * 4;
-        let max_logits = max_logits(self.spec, self.cfg);
+        let max_logits = max_logits(self.spec, self.cfg, gpu.caps().max_binding_bytes);
         let (matrix, bias) = match &weights.head {
             Some(part) => (&part.matrix, part.bias.as_ref()),
             None => (&weights.embedding, None),

@@ -31,7 +31,6 @@ use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use crate::kernels::canary::{self, Canary};
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
-use crate::memory;
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
@@ -42,6 +41,7 @@ use weights::ModelWeights;
 
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
+pub use shapes::kv_layout;
 pub use sizes::{weights_bytes, workspace_bytes};
 pub use weights::Progress;
 
@@ -127,7 +127,8 @@ impl WgpuExecutor {
         if cfg.canary && groups.windows != [None] {
             return Err(LoadError::Unsupported("the KV canary does not know layers that see a window only".into()));
         }
-        let words = meta_words(&spec, &cfg, u64::from(groups.num_groups()));
+        let slots = shapes::attention_slots(&spec, &cfg, gpu.caps().max_binding_bytes);
+        let words = meta_words(&spec, &cfg, u64::from(groups.num_groups()), slots);
         let meta = gpu.alloc("step metadata", words * 4, BufferUse::Storage)?;
         let forward = Forward::new(&gpu, (&spec, &groups), &cfg, &weights, &meta)?;
         if !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
@@ -454,6 +455,10 @@ impl Executor for WgpuExecutor {
         self.forward.kv.block_bytes()
     }
 
+    fn gpu_bytes(&self) -> u64 {
+        self.allocated_bytes()
+    }
+
     fn windows(&self) -> Vec<Option<u32>> {
         self.groups.windows.clone()
     }
@@ -472,7 +477,7 @@ impl Executor for WgpuExecutor {
 }
 
 /// Words that the largest step's metadata can take.
-fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64) -> u64 {
+fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64, attention_slots: u64) -> u64 {
     let (tokens, rows) = (u64::from(cfg.max_tokens_per_step), u64::from(cfg.max_num_seqs));
     let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
     let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
@@ -481,13 +486,13 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64) -> u64 {
     let mask = 1 + u64::from(spec.vocab_size.div_ceil(32));
     let per_row =
         groups * (blocks + 1) + copy + mask + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
-    let work = AttentionWork::max_words(tokens, memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs));
+    let work = AttentionWork::max_words(tokens, attention_slots);
     step_meta::HEADER_WORDS as u64 + tokens * (4 + groups + step_meta::SAMPLING_WORDS as u64) + rows * per_row + work
 }
 
 fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {
     let shape = shapes::attention_shape(spec, cfg);
-    let slots = memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs);
+    let slots = shapes::attention_slots(spec, cfg, gpu.caps().max_binding_bytes);
     WorkLimits {
         tokens_per_workgroup: shape.tokens_per_workgroup(Class::of(gpu.caps())),
         parts: shape.parts(),

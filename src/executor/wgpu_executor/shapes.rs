@@ -6,6 +6,7 @@ use crate::gpu::{Buffer, BufferSlice};
 use crate::kernels::attention;
 use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::norm::Kind;
+use crate::memory;
 use crate::model::spec::{ModelSpec, NormKind};
 
 /// What attention is compiled for.
@@ -18,6 +19,12 @@ pub fn attention_shape(spec: &ModelSpec, cfg: &ExecutorConfig) -> attention::Sha
         softcap: spec.block.attention_softcap,
         has_sinks: spec.block.has_sinks,
     }
+}
+
+/// Partial results of attention that there is room for, in one binding of at most so many bytes.
+pub fn attention_slots(spec: &ModelSpec, cfg: &ExecutorConfig, max_binding_bytes: u64) -> u64 {
+    let slots = memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs);
+    slots.min(max_binding_bytes / attention_shape(spec, cfg).partial_bytes().max(1)).max(1)
 }
 
 /// How each layer's cache lies.

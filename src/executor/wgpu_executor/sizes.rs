@@ -8,7 +8,6 @@ use super::{ExecutorConfig, forward, meta_words, shapes};
 use crate::kernels::expert_pairs::Layout;
 use crate::kernels::pack::Format;
 use crate::kernels::{GROUP, logprobs, stride};
-use crate::memory;
 use crate::model::experts::{ExpertPart, ExpertSpec, MixPart};
 use crate::model::groups::LayerGroups;
 use crate::model::latent::LatentPart;
@@ -103,12 +102,13 @@ pub fn workspace_bytes(model: &Model, cfg: &ExecutorConfig) -> Result<u64, Model
     let inputs = Inputs::of(model, cfg)?;
     let rows = u64::from(cfg.max_tokens_per_step);
     let attention = shapes::attention_shape(spec, cfg);
-    let partials =
-        memory::attention_slots(spec, cfg.max_model_len, cfg.max_num_seqs).saturating_mul(attention.partial_bytes());
+    // No adapter has bindings so small that they bound what follows, but for models that it then refuses.
+    let slots = shapes::attention_slots(spec, cfg, u64::MAX);
+    let partials = slots.saturating_mul(attention.partial_bytes());
     let vocab = u64::from(spec.vocab_size.next_multiple_of(4)) * 4;
-    let logits = u64::from(forward::max_logits(spec, cfg))
+    let logits = u64::from(forward::max_logits(spec, cfg, u64::MAX))
         * (vocab + logprobs::ROW_BYTES + 8 + inputs.bytes(inputs.head, spec.hidden_size));
-    let meta = meta_words(spec, cfg, u64::from(LayerGroups::of(spec).num_groups())) * 4;
+    let meta = meta_words(spec, cfg, u64::from(LayerGroups::of(spec).num_groups()), slots) * 4;
     let per_token = attention_row_bytes(spec, &inputs) + latent_row_bytes(spec, &inputs) + ffn_row_bytes(spec, &inputs);
     let sum = [rows.saturating_mul(per_token), partials, logits, rope_bytes(spec, cfg), meta];
     Ok(sum.into_iter().fold(0, u64::saturating_add))

@@ -19,7 +19,7 @@ pub struct CompletionFields {
 
 /// A text, several, token ids, or several lists of them.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a string, a list of strings, a list of token ids or a list of such lists")]
 pub enum PromptField {
     Text(String),
     Texts(Vec<String>),

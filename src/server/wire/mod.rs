@@ -7,7 +7,7 @@ pub mod responses;
 mod sampling;
 mod usage;
 
-pub use sampling::{SamplingFields, StopField, StreamOptions};
+pub use sampling::{EarlyStoppingField, EarlyStoppingWord, SamplingFields, StopField, StreamOptions};
 pub use usage::{
     CompletionTokensDetails, PromptLogprob, PromptLogprobs, PromptTokensDetails, RenderedPrompt, StopCause, UsageBody,
 };

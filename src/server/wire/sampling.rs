@@ -53,16 +53,33 @@ pub struct SamplingFields {
     #[schema(maximum = 20)]
     pub prompt_logprobs: Option<u32>,
     pub use_beam_search: Option<bool>,
+    #[schema(minimum = -5, maximum = 5)]
     pub length_penalty: Option<f32>,
+    pub early_stopping: Option<EarlyStoppingField>,
     /// Keep only so many tokens at the end of the prompt; -1 keeps what the context holds.
     pub truncate_prompt_tokens: Option<i64>,
     pub add_special_tokens: Option<bool>,
     pub echo: Option<bool>,
 }
 
+/// When a beam search ends: `true` at as many outputs as beams, `false` when no better one is likely, `"never"` when none
+/// is possible.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(untagged, expecting = "expected true, false or \"never\"")]
+pub enum EarlyStoppingField {
+    Flag(bool),
+    Word(EarlyStoppingWord),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EarlyStoppingWord {
+    Never,
+}
+
 /// One string that ends the output, or several.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
 pub enum StopField {
     One(String),
     Several(Vec<String>),

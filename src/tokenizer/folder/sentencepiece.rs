@@ -1,5 +1,5 @@
 //! SentencePiece's `tokenizer.model`: a protocol buffer with the pieces, the kind of model and its normaliser.
-//! Fields as in `sentencepiece_model.proto`; those that do not change a BPE model's ids are skipped.
+//! Fields as in `sentencepiece_model.proto`; those that do not change the ids of BPE and unigram models are skipped.
 
 use super::empty;
 use crate::ids::TokenId;
@@ -74,7 +74,9 @@ struct Settings {
     bos: i64,
     eos: i64,
     pad: i64,
-    has_char_map: bool,
+    char_map: Vec<u8>,
+    escapes_spaces: bool,
+    spaces_end_words: bool,
     add_space_prefix: bool,
     remove_extra_spaces: bool,
 }
@@ -87,7 +89,9 @@ pub fn read(bytes: &[u8]) -> Result<GgufVocab, TokenizerError> {
         bos: 1,
         eos: 2,
         pad: -1,
-        has_char_map: false,
+        char_map: Vec::new(),
+        escapes_spaces: true,
+        spaces_end_words: false,
         add_space_prefix: true,
         remove_extra_spaces: true,
     };
@@ -103,23 +107,29 @@ pub fn read(bytes: &[u8]) -> Result<GgufVocab, TokenizerError> {
     }
     let unsupported = |what, name: &str| Err(TokenizerError::Unsupported { file: FILE, what, name: name.to_owned() });
     match settings.model_type {
+        1 => vocab.model = "t5".into(),
         2 => {}
-        1 => return unsupported("the model type", "unigram"),
         3 => return unsupported("the model type", "word"),
         4 => return unsupported("the model type", "char"),
         other => return unsupported("the model type", &other.to_string()),
     }
-    if settings.has_char_map {
-        return unsupported("the normaliser", "precompiled_charsmap");
+    if !settings.escapes_spaces {
+        return unsupported("the normaliser", "escape_whitespaces = false");
     }
-    if settings.remove_extra_spaces {
-        return unsupported("the normaliser", "remove_extra_whitespaces");
+    if settings.spaces_end_words {
+        return unsupported("the trainer's", "treat_whitespace_as_suffix");
     }
     let num_tokens = vocab.tokens.len() as i64;
     let id = |id: i64| (0..num_tokens).contains(&id).then_some(id as TokenId);
     (vocab.unk, vocab.bos, vocab.eos, vocab.pad) =
         (id(settings.unk), id(settings.bos), id(settings.eos), id(settings.pad));
     vocab.add_space_prefix = Some(settings.add_space_prefix);
+    vocab.remove_extra_spaces = Some(settings.remove_extra_spaces);
+    vocab.char_map = settings.char_map;
+    if vocab.model == "t5" {
+        // Begin and end are added where the tokenizer's config says so.
+        (vocab.add_bos, vocab.add_eos) = (Some(false), Some(false));
+    }
     Ok(vocab)
 }
 
@@ -143,6 +153,7 @@ fn read_trainer(bytes: &[u8], settings: &mut Settings) -> bool {
         let Field::Number(value) = field else { return };
         match number {
             3 => settings.model_type = value,
+            24 => settings.spaces_end_words = value != 0,
             40 => settings.unk = i64::from(value as i32),
             41 => settings.bos = i64::from(value as i32),
             42 => settings.eos = i64::from(value as i32),
@@ -154,9 +165,10 @@ fn read_trainer(bytes: &[u8], settings: &mut Settings) -> bool {
 
 fn read_normalizer(bytes: &[u8], settings: &mut Settings) -> bool {
     Message(bytes).each(|number, field| match (number, field) {
-        (2, Field::Bytes(map)) => settings.has_char_map = !map.is_empty(),
+        (2, Field::Bytes(map)) => settings.char_map = map.to_vec(),
         (3, Field::Number(value)) => settings.add_space_prefix = value != 0,
         (4, Field::Number(value)) => settings.remove_extra_spaces = value != 0,
+        (5, Field::Number(value)) => settings.escapes_spaces = value != 0,
         _ => {}
     })
 }

@@ -106,6 +106,7 @@ impl World {
             t_us: self.now_us,
             block_size: BLOCK_SIZE,
             kv_bytes_per_block: 512 << 10,
+            gpu_bytes: 0,
             kv: self.totals(),
             blocks: self.blocks.clone(),
             eviction_order: self.idle.iter().copied().collect(),

@@ -105,6 +105,23 @@ fn sampling_fields_reach_the_sampler() {
     assert!(texts[0].is_string() && texts[1].is_string() && texts[0] != texts[1], "{body}");
     let wide = server.post("/v1/chat/completions", &chat(json!({ "use_beam_search": true, "n": 100 })));
     assert_eq!((wide.status, &wide.json()["error"]["param"]), (400, &json!("n")), "{}", wide.body);
+    for (field, value) in [
+        ("best_of", json!(100)),
+        ("temperature", json!(0.7)),
+        ("top_p", json!(0.5)),
+        ("length_penalty", json!(40)),
+        ("length_penalty", json!(-40)),
+        ("early_stopping", json!("soon")),
+    ] {
+        let mut body = chat(json!({ "use_beam_search": true, "n": 2 }));
+        body[field] = value;
+        let refused = server.post("/v1/chat/completions", &body);
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(field)), "{}", refused.body);
+    }
+    for early_stopping in [json!(true), json!(false), json!("never")] {
+        let beams = json!({ "use_beam_search": true, "n": 2, "temperature": 0, "early_stopping": early_stopping });
+        server.ok("/v1/chat/completions", &chat(beams));
+    }
 }
 
 /// log p(next | before) of the reference's logits.

@@ -50,7 +50,7 @@ fn number_field(number: u64, value: u64, out: &mut Vec<u8>) {
 }
 
 /// The vocabulary as SentencePiece writes it.
-fn sentencepiece(vocab: &GgufVocab, model_type: u64, removes_spaces: bool) -> Vec<u8> {
+fn sentencepiece(vocab: &GgufVocab, model_type: u64) -> Vec<u8> {
     let mut out = Vec::new();
     for ((token, score), kind) in vocab.tokens.iter().zip(&vocab.scores).zip(&vocab.token_types) {
         let mut piece = Vec::new();
@@ -68,7 +68,7 @@ fn sentencepiece(vocab: &GgufVocab, model_type: u64, removes_spaces: bool) -> Ve
     bytes_field(2, &trainer, &mut out);
     let mut normalizer = Vec::new();
     bytes_field(1, b"identity", &mut normalizer);
-    number_field(4, u64::from(removes_spaces), &mut normalizer);
+    number_field(4, 0, &mut normalizer);
     bytes_field(3, &normalizer, &mut out);
     out
 }
@@ -76,7 +76,7 @@ fn sentencepiece(vocab: &GgufVocab, model_type: u64, removes_spaces: bool) -> Ve
 #[test]
 fn a_sentencepiece_model_gives_its_own_ids() {
     let Some((file, vocab)) = source("llama-spm") else { return };
-    let bytes = sentencepiece(&vocab, 2, false);
+    let bytes = sentencepiece(&vocab, 2);
     check(FolderVocab { tokenizer_model: Some(bytes.clone()), ..FolderVocab::default() }, &file);
     let config = json!({
         "add_bos_token": true, "bos_token": {"content": "<s>"}, "eos_token": "</s>",
@@ -97,8 +97,8 @@ fn a_sentencepiece_model_gives_its_own_ids() {
         let files = FolderVocab { tokenizer_model: Some(bytes), ..FolderVocab::default() };
         folder::read(files).expect_err("refused").to_string()
     };
-    assert!(refusal(sentencepiece(&vocab, 1, false)).contains("\"unigram\""));
-    assert!(refusal(sentencepiece(&vocab, 2, true)).contains("remove_extra_whitespaces"));
+    assert!(refusal(sentencepiece(&vocab, 3)).contains("\"word\""));
+    assert!(refusal(sentencepiece(&vocab, 4)).contains("\"char\""));
     assert!(refusal(b"not a model".to_vec()).contains("not a SentencePiece model"));
 }
 

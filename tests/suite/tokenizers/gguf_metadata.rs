@@ -91,5 +91,6 @@ pub fn vocab(path: &std::path::Path) -> GgufVocab {
         add_bos: number(take("add_bos_token")).map(|n| n != 0.0),
         add_eos: number(take("add_eos_token")).map(|n| n != 0.0),
         add_space_prefix: number(take("add_space_prefix")).map(|n| n != 0.0),
+        ..GgufVocab::default()
     }
 }

@@ -57,8 +57,8 @@ fn small_bpe() -> GgufVocab {
         pad: None,
         add_bos: None,
         add_eos: None,
-        add_space_prefix: None,
         tokens,
+        ..GgufVocab::default()
     }
 }
 

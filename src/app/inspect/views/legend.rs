@@ -22,6 +22,11 @@ enum Icon {
     Copied,
 }
 
+/// Width of an owner's chip that can be read, of what it has beside the name, and of the button for the rest.
+const OWNER_LEAST: f32 = 112.0;
+const OWNER_REST: f32 = 64.0;
+const MORE: f32 = 44.0;
+
 /// Exclusively held blocks by owner, largest first.
 pub fn owner_counts(model: &InspectModel, map: &BlockMap) -> Vec<(Owner, u32)> {
     let mut by_owner: BTreeMap<u64, (Owner, u32)> = BTreeMap::new();
@@ -66,17 +71,33 @@ pub fn legend_ui(ui: &mut Ui, filter: &mut Option<BlockFilter>, model: &InspectM
                 ui.label(small(label, theme.text_weak));
                 ui.add_space(space::XS);
             }
-            let owners = owner_counts(model, map);
-            let room = full_width - (ui.cursor().left() - left) - owners.len() as f32 * 60.0;
-            // Where names would be cut to nothing, the line scrolls instead.
-            let share = room / owners.len().max(1) as f32;
-            let width = if share < 48.0 { 96.0 } else { share.min(150.0) };
-            for (owner, n) in owners {
-                let icon = Icon::Owner(theme.owner_color(owner.hue));
-                chip(ui, theme, icon, (&owner.label, width), n, BlockFilter::Owner(owner.id), filter);
-            }
+            let room = full_width - (ui.cursor().left() - left);
+            owners_ui(ui, theme, &owner_counts(model, map), room, filter);
         });
     });
+}
+
+/// Owners side by side, and those for whom there is no room behind a button that says how many.
+fn owners_ui(ui: &mut Ui, theme: &Theme, owners: &[(Owner, u32)], room: f32, filter: &mut Option<BlockFilter>) {
+    let share = room / owners.len().max(1) as f32;
+    // All of them where their names can be read; else as many as can.
+    let num_shown = if share >= OWNER_LEAST { owners.len() } else { ((room - MORE) / OWNER_LEAST).max(1.0) as usize };
+    let num_shown = num_shown.min(owners.len());
+    let each = if num_shown == owners.len() { share } else { (room - MORE) / num_shown as f32 };
+    let width = (each - OWNER_REST).clamp(OWNER_LEAST - OWNER_REST, 150.0);
+    let mut owner_chip = |ui: &mut Ui, (owner, n): &(Owner, u32), width: f32| {
+        let icon = Icon::Owner(theme.owner_color(owner.hue));
+        chip(ui, theme, icon, (&owner.label, width), *n, BlockFilter::Owner(owner.id), filter);
+    };
+    owners[..num_shown].iter().for_each(|owner| owner_chip(ui, owner, width));
+    let rest = &owners[num_shown..];
+    if !rest.is_empty() {
+        let more = ui.menu_button(small(format!("+{}", rest.len()), theme.text), |ui| {
+            rest.iter().for_each(|owner| owner_chip(ui, owner, 200.0));
+        });
+        more.response
+            .on_hover_text(format!("{} with blocks of their own", format::counted(rest.len() as u64, "more owner")));
+    }
 }
 
 fn chip(

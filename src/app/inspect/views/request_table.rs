@@ -14,6 +14,7 @@ use egui_extras::{Column, TableBuilder, TableRow};
 
 const ROW: f32 = 20.0;
 const HEAD: f32 = 20.0;
+const ROW_GAP: f32 = 2.0;
 
 /// A column: its title, its width, and the table width below which it is left out.
 struct Col<T> {
@@ -24,7 +25,7 @@ struct Col<T> {
 }
 
 const REQUEST_COLS: [Col<RequestRow>; 9] = [
-    Col { title: "State", width: 112.0, from: 0.0, text: |r| words::state_words(&r.state) },
+    Col { title: "State", width: 128.0, from: 0.0, text: |r| words::state_words(&r.state) },
     Col { title: "Prompt", width: 54.0, from: 0.0, text: |r| format::count(r.prompt_tokens.into()) },
     Col { title: "Cached", width: 54.0, from: 760.0, text: |r| format::count(r.cached_tokens.into()) },
     Col { title: "Out", width: 46.0, from: 0.0, text: |r| format::count(r.output_tokens.into()) },
@@ -44,7 +45,8 @@ pub fn request_table_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, comman
     }
     let width = ui.available_width();
     let cols: Vec<&Col<RequestRow>> = REQUEST_COLS.iter().filter(|c| width >= c.from).collect();
-    let mut table = table(ui, "requests").sense(Sense::click());
+    let height = whole_rows(ui);
+    let mut table = table(ui, "requests").sense(Sense::click()).max_scroll_height(height);
     table = table.column(Column::exact(if width > 700.0 { 190.0 } else { 140.0 }).clip(true));
     for col in &cols {
         table = table.column(Column::exact(col.width).clip(true));
@@ -52,7 +54,7 @@ pub fn request_table_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, comman
     table = table.column(Column::remainder().at_least(80.0).clip(true));
     table
         .header(HEAD, |mut head| {
-            head.col(|ui| title(ui, theme, "Request", false));
+            head.col(|ui| title(ui, theme, "Request", false)).1.on_hover_text("Whose it is, and the request's number");
             for (i, col) in cols.iter().enumerate() {
                 head.col(|ui| title(ui, theme, col.title, i > 0));
             }
@@ -102,13 +104,20 @@ fn state_ink(theme: &Theme, state: &RowState) -> Color32 {
 }
 
 fn table<'a>(ui: &'a mut Ui, id: &str) -> TableBuilder<'a> {
-    ui.spacing_mut().item_spacing = egui::vec2(12.0, 2.0);
+    ui.spacing_mut().item_spacing = egui::vec2(12.0, ROW_GAP);
     TableBuilder::new(ui)
         .id_salt(id)
         .striped(false)
         .auto_shrink(false)
         .min_scrolled_height(0.0)
         .cell_layout(Layout::left_to_right(Align::Center))
+}
+
+/// What is left under the head for rows, without a last one that is cut.
+fn whole_rows(ui: &Ui) -> f32 {
+    let pitch = ROW + ROW_GAP;
+    let room = ui.available_height() - HEAD - ROW_GAP;
+    if room > 2.0 * pitch { (room / pitch).floor() * pitch - ROW_GAP } else { room.max(ROW) }
 }
 
 fn title(ui: &mut Ui, theme: &Theme, text: &str, is_number: bool) {

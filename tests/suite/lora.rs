@@ -1,0 +1,168 @@
+//! LoRA adapters: read, refused by name, and computed as if they had been merged into the weights.
+
+mod write;
+
+use crate::support::{core_fixtures, full_fixtures};
+use kvasir::engine::logits::{LogitsPlan, adapted_logits, all_logits};
+use kvasir::executor::Executor;
+use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
+use kvasir::model::Model;
+use kvasir::model::lora::Adapter;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+use write::{ALL, Recipe, Tensors, adapter_tensors, config, read_folder, write_adapter, write_merged, write_tensors};
+
+const PLAN: LogitsPlan = LogitsPlan { chunk: Some(5), is_batched: false, max_tokens_per_step: 256 };
+
+/// A base model, an adapter for it and both merged.
+struct Case {
+    model: Model,
+    base: PathBuf,
+    adapter: Arc<Adapter>,
+    merged: PathBuf,
+    /// Held for its files.
+    _folder: TempDir,
+}
+
+fn open(path: &Path) -> Model {
+    Model::open(path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn case(base: &Path, recipe: &Recipe) -> Case {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tensors = read_folder(base);
+    let path = write_adapter(&folder.path().join("adapter"), recipe, &tensors);
+    let merged = write_merged(&folder.path().join("merged"), base, recipe, &tensors);
+    let model = open(base);
+    let adapter = Adapter::open(&path, &model).unwrap_or_else(|e| panic!("{}: {e}", base.display()));
+    Case { model, base: base.to_owned(), adapter: Arc::new(adapter), merged, _folder: folder }
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    vec![vec![5, 9, 200, 31, 77, 6, 250, 8, 91, 120, 3], vec![17]]
+}
+
+fn reference(model: &Model) -> ReferenceExecutor {
+    ReferenceExecutor::new(model, ReferenceConfig { num_blocks: 64, block_size: 4 }).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Of all prompts, one after the other, with an adapter (0 is none).
+fn logits(executor: &mut dyn Executor, adapter: u64) -> Vec<f32> {
+    let mut all = Vec::new();
+    let adapters = vec![adapter; prompts().len()];
+    adapted_logits(executor, &prompts(), &adapters, PLAN, &mut |_, _, rows| all.extend_from_slice(rows))
+        .unwrap_or_else(|e| panic!("{e}"));
+    all
+}
+
+/// max |difference| / max |want|.
+fn relative_error(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    assert!(got.iter().all(|v| v.is_finite()), "a logit is not finite");
+    let largest = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    got.iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+/// Families with separate, fused and transposed projections, and with plain MLPs; the first are in every clone.
+fn cases() -> Vec<Case> {
+    let core = |name: &str| Some(core_fixtures().join("tiny").join(name));
+    let full = |name: &str| full_fixtures().map(|root| root.join("tiny").join(name));
+    let rslora = Recipe { use_rslora: true, alpha: 4.0, ..Recipe::new(2, 6, &["q_proj", "v_proj"]) };
+    let ranks = Recipe { other_rank: Some(("down_proj", 3)), ..Recipe::new(3, 5, &ALL) };
+    let phi = Recipe::new(4, 4, &["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
+    let gpt2 = Recipe { is_transposed: true, ..Recipe::new(5, 4, &["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]) };
+    let neox = Recipe::new(6, 4, &["query_key_value", "attention.dense", "dense_h_to_4h", "dense_4h_to_h"]);
+    let cases = [
+        (core("llama"), Recipe::new(1, 8, &ALL)),
+        (core("qwen2_sharded"), rslora),
+        (core("qwen3_bf16"), ranks.clone()),
+        (full("gemma2"), ranks),
+        (full("phi3_f16"), phi),
+        (full("gpt2"), gpt2),
+        (full("gpt_neox"), neox),
+        (full("mixtral"), Recipe::new(7, 2, &["q_proj", "o_proj"])),
+    ];
+    cases.into_iter().filter_map(|(path, recipe)| Some(case(&path?, &recipe))).collect()
+}
+
+#[test]
+fn the_reference_computes_an_adapter_as_if_it_were_merged() {
+    for case in cases() {
+        let mut executor = reference(&case.model);
+        let plain = logits(&mut executor, 0);
+        executor.load_adapter(&case.adapter).expect("there is room");
+        let adapted = logits(&mut executor, case.adapter.id);
+        let merged = logits(&mut reference(&open(&case.merged)), 0);
+        let (error, change) = (relative_error(&adapted, &merged), relative_error(&adapted, &plain));
+        println!("{}: error {error:.1e}, change {change:.1e}", case.base.display());
+        assert!(error <= 2e-5, "{}: {error:e}", case.base.display());
+        assert!(change >= 1e-2, "{}: the adapter changes {change:e} only", case.base.display());
+        assert_eq!(logits(&mut executor, 0), plain, "a row without an adapter is as before");
+    }
+}
+
+#[test]
+fn a_row_with_an_adapter_that_is_not_there_is_refused() {
+    let mut executor = reference(&open(&core_fixtures().join("tiny/llama")));
+    let refused = adapted_logits(&mut executor, &prompts(), &[7], PLAN, &mut |_, _, _| {});
+    assert!(refused.is_err_and(|e| e.to_string().contains("adapter 0000000000000007 is not loaded")));
+    all_logits(&mut executor, &prompts(), PLAN, &mut |_, _, _| {}).expect("none has one");
+}
+
+/// What an adapter's files are changed to, and words of the error.
+type Damage = (fn(&mut serde_json::Value, &mut Tensors), &'static str);
+
+#[test]
+fn malformed_adapters_are_refused_by_name() {
+    const A: &str = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
+    let damages: [Damage; 13] = [
+        (|c, _| c["use_dora"] = true.into(), "DoRA"),
+        (|c, _| c["bias"] = "lora_only".into(), "bias = \"lora_only\" is not supported"),
+        (|c, _| c["modules_to_save"] = serde_json::json!(["lm_head"]), "modules_to_save"),
+        (|c, _| c["peft_type"] = "IA3".into(), "peft_type IA3"),
+        (|c, _| c["r"] = 3.into(), "down_proj.lora_A.weight has the shape [8, 176]; the model and r need [3, 176]"),
+        (|c, _| c["r"] = (-1).into(), "r must be a whole number"),
+        (|c, _| c["target_modules"] = serde_json::json!(["q_proj", "w_pack"]), "target_modules names w_pack"),
+        (|_, t| drop(t.remove(A)), "model.layers.1.mlp.up_proj has a lora_B, but no lora_A"),
+        (|_, t| t.get_mut(A).expect("there").0[5] = f32::NAN, "up_proj.lora_A.weight: the value of element 5"),
+        (
+            |_, t| {
+                let (values, shape) = t.get_mut(A).expect("there");
+                *shape = vec![shape[1], shape[0]];
+                assert_eq!(values.len(), 512);
+            },
+            "up_proj.lora_A.weight has the shape [64, 8]",
+        ),
+        (
+            |_, t| drop(t.insert("base_model.model.lm_head.weight".into(), (vec![0.0; 4], vec![2, 2]))),
+            "tensor base_model.model.lm_head.weight: a whole tensor",
+        ),
+        (|_, t| drop(t.insert(A.replace("lora_A.weight", "lora_magnitude_vector"), (vec![0.0; 4], vec![4]))), "DoRA"),
+        (
+            |_, t| drop(t.insert(A.replace("layers.1", "layers.9"), (vec![0.0; 512], vec![8, 64]))),
+            "model.layers.9.mlp.up_proj of this model cannot be adapted",
+        ),
+    ];
+    let base = core_fixtures().join("tiny/llama");
+    let (model, tensors, recipe) = (open(&base), read_folder(&base), Recipe::new(1, 8, &ALL));
+    let folder = tempfile::tempdir().expect("a folder");
+    for (damage, words) in damages {
+        let (mut json, mut own) = (config(&recipe), adapter_tensors(&recipe, &tensors));
+        damage(&mut json, &mut own);
+        std::fs::write(folder.path().join("adapter_config.json"), json.to_string()).expect("writable");
+        write_tensors(&folder.path().join("adapter_model.safetensors"), &own);
+        match Adapter::open(folder.path(), &model) {
+            Ok(_) => panic!("opened, though {words}"),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(words) && text.contains("adapter_"), "{text} (expected: {words})");
+            }
+        }
+    }
+    std::fs::remove_file(folder.path().join("adapter_model.safetensors")).expect("was written");
+    std::fs::write(folder.path().join("adapter_config.json"), config(&recipe).to_string()).expect("writable");
+    assert!(
+        Adapter::open(folder.path(), &model).is_err_and(|e| e.to_string().contains("no adapter_model.safetensors"))
+    );
+}
