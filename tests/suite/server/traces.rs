@@ -22,6 +22,7 @@ fn collector() -> (String, Receiver<(String, Value)>) {
             let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
             let body = loop {
                 let num_read = stream.read(&mut piece).expect("a request");
+                assert!(num_read > 0, "the connection ended early");
                 bytes.extend_from_slice(&piece[..num_read]);
                 let text = String::from_utf8_lossy(&bytes).into_owned();
                 let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
@@ -35,10 +36,11 @@ fn collector() -> (String, Receiver<(String, Value)>) {
                     );
                 }
             };
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}");
+            // Before the answer: whoever has that may look for the body at once.
             if sender.send(body).is_err() {
                 return;
             }
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}");
         }
     });
     (url, bodies)
