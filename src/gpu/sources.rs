@@ -17,11 +17,13 @@ macro_rules! sources {
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
     "activation"
+    "attention_partial"
     "attention_store"
     "attention_tile"
     "dot8"
     "expert_tile"
     "grid"
+    "kv_texels"
     "pairs"
     "philox"
     "quantise"

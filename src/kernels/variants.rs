@@ -67,8 +67,7 @@ pub fn all() -> Vec<(String, Defines)> {
         for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {
             let format = Format::of(dtype);
             of_weights(class, format, &mut found);
-            let has_texels = matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES);
-            if let Some(format) = format.as_texels().filter(|_| has_texels) {
+            if let Some(format) = format.as_texels().filter(|_| has_texels(class)) {
                 of_weights(class, format, &mut found);
             }
         }
@@ -76,6 +75,11 @@ pub fn all() -> Vec<(String, Defines)> {
     found.sort();
     found.dedup();
     found
+}
+
+/// Software drivers' subgroups.
+fn has_texels(class: Class) -> bool {
+    matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES)
 }
 
 /// Types of the last page of a list of quantisations are listed for two classes: they differ from the others by a few
@@ -133,6 +137,7 @@ fn of_experts(class: Class, found: &mut Vec<(String, Defines)>) {
 }
 
 fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
+    let has_texels = has_texels(class);
     for (num_heads, num_kv_heads, head_dim) in HEADS {
         for kv in [KvFormat::F16, KvFormat::F32, KvFormat::I8] {
             // Every head shape plain; one of them also with what few families have.
@@ -147,6 +152,12 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                 if shape.can_quantise(class) {
                     found.extend(shape.kernels(class, true));
                 }
+                if has_texels && kv == KvFormat::F16 {
+                    found.extend(shape.texel_kernels(class, false));
+                    if shape.can_quantise(class) {
+                        found.extend(shape.texel_kernels(class, true));
+                    }
+                }
             }
             for (interleaved, qk_norm) in [(false, false), (false, true), (true, false), (true, true)] {
                 let shape = rope_kv_write::Shape {
@@ -159,6 +170,9 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                     kv,
                 };
                 found.push(("rope_kv_write".into(), shape.defines(class)));
+                if has_texels && kv == KvFormat::F16 {
+                    found.push(("rope_kv_write".into(), shape.texel_defines(class)));
+                }
             }
         }
     }

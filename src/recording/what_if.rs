@@ -316,6 +316,7 @@ impl<'a> Run<'a> {
     fn force(&self, scheduler: &mut Scheduler, request: RequestId) {
         while let Some(at) = scheduler.get(request).map(|seq| seq.num_output() as usize)
             && self.forced[&request].contains(&at)
+            && scheduler.can_force(request)
         {
             scheduler.force(request, self.outputs[&request][at]);
         }

@@ -83,13 +83,15 @@ impl Scheduler {
     }
 
     /// Appends a token to a running request without running the model, as if it had been sampled: the next step computes it
-    /// beside the one before. For tokens that would be sampled whatever the logits are. The reason says that it was the
-    /// last. Not while a step is in flight, and not for beams; nothing happens to a request that is not live.
+    /// beside the one before. For tokens that would be sampled whatever the logits are, where [`Self::can_force`] says so.
+    /// The reason says that it was the last.
     pub fn force(&mut self, request: RequestId, token: TokenId) -> Option<FinishReason> {
-        assert!(self.in_flight.is_none() && self.can_force(), "tokens are forced between steps, and not with windows");
-        let idx = *self.by_id.get(&request)?;
+        assert!(
+            self.can_force(request),
+            "a token of request {request} is forced that asks for a block, or has no place"
+        );
+        let idx = self.by_id[&request];
         let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
-        assert!(seq.gang.is_none() && seq.num_output() > 0, "request {request} has sampled a token of its own");
         let client = seq.ticket.client;
         let finish = seq.append(token);
         self.waiting.charge(client, 1);
@@ -103,10 +105,16 @@ impl Scheduler {
         finish
     }
 
-    /// Whether tokens may be forced. What a windowed group holds grows with the tokens that a step computes, and running
-    /// requests were promised room for one at a time.
-    pub fn can_force(&self) -> bool {
-        self.has_one_group()
+    /// Whether a token may be forced behind the last one of a request: between steps, for one that has sampled a token of
+    /// its own and is no beam, and only where it finds its place in blocks that the request has. So nobody gives way for
+    /// it, and what running requests were promised is as it was. What windowed groups hold grows with the tokens that a
+    /// step computes: there none is forced.
+    pub fn can_force(&self, request: RequestId) -> bool {
+        let Some(seq) = self.get(request).filter(|_| self.in_flight.is_none() && self.has_one_group()) else {
+            return false;
+        };
+        let is_decoding = seq.status == SeqStatus::Running && seq.gang.is_none() && seq.num_output() > 0;
+        is_decoding && self.kv.needed_blocks(&seq.table, seq.num_valid, seq.num_tokens() + 1) == 0
     }
 
     fn advance_gangs(&mut self, gangs: Vec<GangRows>, not_finite: &[bool], advances: &[GangAdvance]) {

@@ -284,7 +284,7 @@ impl Run {
     /// Says some of the next tokens before they are sampled, as a grammar does that leaves no choice.
     fn force_sometimes(&mut self, request: RequestId) -> Result<(), String> {
         let percent = self.world.force_percent;
-        if request.0 >= FIRST_PIN || !self.scheduler.can_force() || percent == 0 || !self.rng.percent(percent) {
+        if request.0 >= FIRST_PIN || percent == 0 || !self.rng.percent(percent) {
             return Ok(());
         }
         for _ in 0..self.rng.range(1, 6) {
@@ -292,7 +292,7 @@ impl Run {
             let at = client.output.len();
             let is_stopping = client.stop_string.as_ref().is_some_and(|stop| stop.after_tokens as usize <= at);
             let next = client.expected.as_ref().and_then(|expected| expected.output.get(at)).copied();
-            let (Some(token), true, false) = (next, self.scheduler.get(request).is_some(), is_stopping) else { break };
+            let (Some(token), true, false) = (next, self.scheduler.can_force(request), is_stopping) else { break };
             self.scheduler.force(request, token);
             self.stats.forced_tokens += 1;
             self.receive(request, token)?;

@@ -97,7 +97,7 @@ fn every_variant_keeps_the_limits_of_webgpu_and_orders_its_bindings() {
         // Inputs, then outputs, then parameters.
         let order = |kind| match kind {
             BindingKind::ReadOnly | BindingKind::Texels(_) => 0,
-            BindingKind::ReadWrite => 1,
+            BindingKind::ReadWrite | BindingKind::WrittenTexels(_) => 1,
             BindingKind::Uniform => 2,
         };
         assert!(bindings.is_sorted_by_key(|b| order(b.kind)), "{}: bindings out of order", v.label);

@@ -34,9 +34,10 @@ impl EngineCore {
 
     /// Appends what the grammars force behind the tokens that this step sampled: the next step computes it beside them, so
     /// that no step is made for a token that is known. Runs that tell log-probabilities go token by token, since a forced
-    /// token has none, and so do all runs of models with windows; the tokens are the same.
+    /// token has none, and so do all runs of models with windows; the tokens are the same. At the end of a block the next
+    /// step is made for one token, and takes the next block as any step does.
     pub(super) fn jump_forward(&mut self, record: &mut StepRecord) {
-        if !self.scheduler.can_force() || !self.runs.values().any(|run| run.is_constrained()) {
+        if !self.runs.values().any(|run| run.is_constrained()) {
             return;
         }
         let mut stops = HashMap::new();
@@ -60,6 +61,9 @@ impl EngineCore {
     fn take_forced(&mut self, request: RequestId, forced: &[TokenId], stops: &mut HashMap<RequestId, String>) -> usize {
         let at = self.step_time();
         for (i, &token) in forced.iter().enumerate() {
+            if !self.scheduler.can_force(request) {
+                return i;
+            }
             let finish = self.scheduler.force(request, token);
             self.shared.add_totals(|t| t.forced_tokens += 1);
             let Some((run, choice)) = self.run_of(request) else { return i };

@@ -12,6 +12,7 @@ use super::latents::{Latent, LatentScratch};
 use super::product::{Product, Reordered};
 use super::shapes::{self, attention_shape, kv_layout, norm_buffers, norm_kind};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
+use crate::batch::BlockCopy;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
 use crate::kernels::attention_work::WorkCounts;
@@ -154,8 +155,8 @@ impl Forward {
     }
 
     /// Copies of blocks, before anything reads or marks them.
-    pub fn record_copies(&self, recording: &mut Recording, num_copies: u32) {
-        self.copy_blocks.record(recording, num_copies);
+    pub fn record_copies(&self, recording: &mut Recording, copies: &[BlockCopy]) {
+        self.copy_blocks.record(recording, copies);
     }
 
     /// Everything from token ids to logits and, if `samples`, to tokens.
@@ -222,7 +223,7 @@ impl Forward {
                 has_logprobs: true,
                 has_hidden: true,
             };
-            self.record_copies(recording, 1);
+            self.record_copies(recording, &[BlockCopy { from: 0, to: 0 }]);
             self.record(recording, shape, true);
         }
     }

@@ -261,7 +261,7 @@ impl WgpuExecutor {
             self.swapper.record_in(&self.gpu, &mut self.recording, &batch.swap_in)?;
         }
         if !head_only {
-            self.forward.record_copies(&mut self.recording, batch.copies.len() as u32);
+            self.forward.record_copies(&mut self.recording, &batch.copies);
         }
         let mut marks = None;
         if let Some(canary) = self.canary.as_ref().filter(|_| !head_only && !batch.chains.is_empty()) {
