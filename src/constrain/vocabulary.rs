@@ -24,7 +24,7 @@ pub fn environment(tokenizer: &Arc<Tokenizer>, vocab_size: u32, eos_ids: &[Token
         let tokens = tokenizer.encode_plain(text).unwrap_or_default();
         tokens.iter().flat_map(|&token| tokenizer.token_bytes(token)).eq(text.bytes())
     };
-    let is_canonical = SAMPLES.iter().all(|text| is_kept(&text));
+    let is_canonical = SAMPLES.iter().all(is_kept);
     Some(Arc::new(Environment { tokenizer: tokenizer.clone(), trie, is_canonical }))
 }
 
