@@ -51,6 +51,8 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "latent_write"
     "logit_cap"
     "logprobs"
+    "lora_expand"
+    "lora_shrink"
     "mask"
     "matmul_f32"
     "matmul_i8"

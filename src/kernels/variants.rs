@@ -8,7 +8,7 @@ use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
     Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
-    logit_cap, logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
+    logit_cap, logprobs, lora_expand, lora_shrink, mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::gpu::texels::TEXEL_LANES;
@@ -98,6 +98,8 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend(lora_shrink::kernels(class));
+    found.extend(lora_expand::kernels(class));
     found.extend([false, true].map(|is_quantised| ("gather".into(), gather::defines(class, is_quantised))));
     found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
@@ -229,7 +231,10 @@ fn of_fused(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
         if format.dtype == DType::Q4_1 {
             fusions.push(Fusion { is_normed: false, ends: Ends::Gated(Activation::Silu) });
         }
-        fusions.extend(gated.map(|&activation| Fusion { is_normed: true, ends: Ends::Gated(activation) }));
+        for &activation in gated {
+            let gated = Fusion { is_normed: true, ends: Ends::Gated(activation) };
+            fusions.extend([gated, Fusion { ends: Ends::Adapted(activation), ..gated }]);
+        }
     }
     for fusion in fusions {
         for pairs in [false, true].iter().take(if format.is_four_bit() { 2 } else { 1 }) {
