@@ -20,6 +20,9 @@
 #import grid
 #import step
 #import softmax
+#ifdef KV_TEXELS
+#import kv_texels
+#endif
 
 struct Params {
   num_heads: u32,
@@ -51,6 +54,10 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v_cache: array<u32>;
 #endif
 #else
+#ifdef KV_TEXELS
+@group(0) @binding(2) var k_cache: texture_storage_2d<rgba32uint, read>;
+@group(0) @binding(3) var v_cache: texture_storage_2d<rgba32uint, read>;
+#else
 #ifdef KV_F32
 @group(0) @binding(2) var<storage, read> k_cache: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4<f32>>;
@@ -60,6 +67,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v_cache: array<vec4<u32>>;
 #else
 @group(0) @binding(3) var<storage, read> v_cache: array<vec2<u32>>;
+#endif
 #endif
 #endif
 #endif
@@ -119,6 +127,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
 #end
 
+#ifdef KV_TEXELS
+#ifndef MERGE
+  // The lane's dims of the queries: on these drivers an array is read much faster than a buffer.
+  var held: array<f32, ${NQ * DP / QW}>;
+  for (var i = 0u; i < ${DP / QW}u; i++) {
+#for n in 0..NQ
+    held[i * ${NQ}u + ${n}u] = q[q_from_${n} + i * ${QW}u];
+#end
+  }
+#endif
+#endif
   let end_range = min(tile.end, last / RANGE + 1u);
   for (var range = max(tile.begin, lowest / RANGE); range < end_range; range++) {
 #ifdef MERGE
@@ -167,7 +186,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
         let x_${k}_0 = unpacked(w_${k}.x);
         let x_${k}_1 = unpacked(w_${k}.y);
 #else
-        let w_${k} = k_cache[row_${k} * ${DP / 8}u + chunk];
+        let w_${k} = key_granule(row_${k}, chunk);
         let x_${k}_0 = vec4(unpack2x16float(w_${k}.x), unpack2x16float(w_${k}.y));
         let x_${k}_1 = vec4(unpack2x16float(w_${k}.z), unpack2x16float(w_${k}.w));
 #endif
@@ -175,7 +194,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
 #for n in 0..NQ
 #for i in 0..8 / QW
+#ifdef KV_TEXELS
+        let q_${n}_${i} = held[(chunk * ${8 / QW}u + ${i}u) * ${NQ}u + ${n}u];
+#else
         let q_${n}_${i} = q[q_from_${n} + chunk * 8u + ${i * QW}u];
+#endif
 #end
 #for e in 0..8
         let q_${n}__${e} = subgroupBroadcast(q_${n}_${e / QW}, ${e % QW}u);
@@ -264,7 +287,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
           let v_${c}_0 = unpacked(v_cache[row + chunk_${c}]);
 #endif
 #else
-          let w_${c} = v_cache[row * ${DP / DPL}u + chunk_${c}];
+          let w_${c} = value_granule(row, chunk_${c});
           let v_${c}_0 = vec4(unpack2x16float(w_${c}.x), unpack2x16float(w_${c}.y));
 #if DPL == 8
           let v_${c}_1 = vec4(unpack2x16float(w_${c}.z), unpack2x16float(w_${c}.w));
@@ -281,24 +304,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
 #end
       }
     }
-    if tile.is_partial {
-#for n in 0..NQ
-      if ${n / HEADS}u < tile.count {
-        let to = partial_at(work_${n / HEADS}.y + range, tile.part * ${HEADS}u + ${n % HEADS}u);
-#for c in 0..CPL
-        if lane + ${c * SG}u < ${DP / DPL}u {
-#for i in 0..DPL / 4
-          partials[to + chunk_${c} * ${DPL / 4}u + ${i}u] = o_${n}_${c}_${i};
-#end
-        }
-#end
-        if lane == 0u {
-          partials[to + ${DP / 4}u] = vec4(m_${n}, l_${n}, 0.0, 0.0);
-        }
-      }
-#end
-      continue;
-    }
+#import attention_partial
 #endif
 
     // Merge this range into the ranges before it.
@@ -398,7 +404,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let x_0 = unpacked(w.x);
         let x_1 = unpacked(w.y);
 #else
-        let w = k_cache[key_row * ${DP / 8}u + chunk];
+        let w = key_granule(key_row, chunk);
         let x_0 = vec4(unpack2x16float(w.x), unpack2x16float(w.y));
         let x_1 = vec4(unpack2x16float(w.z), unpack2x16float(w.w));
 #endif
@@ -457,7 +463,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let v = unpacked(v_cache[value_row + dims]);
         let scale = cache_scales(tile, min(base + j, last)).y;
 #else
-        let w = v_cache[value_row * ${DP / 4}u + dims];
+        let w = value_granule(value_row, dims);
         let v = vec4(unpack2x16float(w.x), unpack2x16float(w.y));
 #endif
 #endif

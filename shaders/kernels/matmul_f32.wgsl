@@ -32,6 +32,8 @@ struct Params {
   norm_k: u32,
   eps: f32,
   to_squares_at: u32,
+  added_stride: u32,
+  added_offset: u32,
 }
 
 #ifdef GROUPED

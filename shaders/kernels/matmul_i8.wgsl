@@ -10,7 +10,7 @@
 // NORMED: rows of x lack the factor of their RMS norm; it is made of the sums of squares that lie behind xs and is
 // multiplied last. TO_HIDDEN: adds to y, the hidden state, and writes what the next norm's readers take: gain * y as
 // signed bytes, and the sums of squares of y. GATED: w has rows of gate and of up in turns of 32; act(gate) * up goes out
-// as signed bytes. For these two (QUANTISES) a lane owns P neighbouring rows, so that 32 lie in 32 / P neighbouring lanes.
+// as signed bytes; with ADDED the delta of a token's LoRA joins gate and up before. For these two (QUANTISES) a lane owns P neighbouring rows, so that 32 lie in 32 / P neighbouring lanes.
 //
 // Defines: the weights' format and TEXELS (kernels/pack.rs); R; C, a power of two; U, groups of a pass, a power of two up to
 // 4 that divides all; SG, SUBGROUP; GROUPED (without TEXELS); PAIRS multiplies two 4-bit weights at once, where dot4I8Packed
@@ -46,6 +46,8 @@ struct Params {
   norm_k: u32,        // NORMED: elements of a row, without padding
   eps: f32,           // NORMED
   to_squares_at: u32, // TO_HIDDEN: first sum of squares in ys
+  added_stride: u32,  // ADDED: elements from row to row, and where the slice's begin
+  added_offset: u32,
 }
 
 #ifdef GROUPED
@@ -59,6 +61,9 @@ struct Params {
 @group(0) @binding(6) var<storage, read> gain: array<f32>; // [n], of the norm that follows
 #else
 @group(0) @binding(6) var<storage, read> biases: array<f32>; // [n] (GROUPED: of all experts), read if has_bias
+#endif
+#ifdef ADDED
+@group(0) @binding(7) var<storage, read> added: array<f32>; // [m, added_stride], in the order of w's rows
 #endif
 #ifndef GATED
 @group(0) @binding(7) var<storage, read_write> y: array<f32>; // [m, y_stride]

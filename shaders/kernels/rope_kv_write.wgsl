@@ -7,6 +7,9 @@
 // Grid: ceil(num_tokens * (num_heads + 2 * num_kv_heads) / workgroup size) workgroups.
 #import grid
 #import step
+#ifdef KV_TEXELS
+#import kv_texels
+#endif
 
 struct Params {
   num_heads: u32,
@@ -25,6 +28,10 @@ struct Params {
 @group(0) @binding(3) var<storage, read> gains: array<vec2<f32>>; // [2, D / 2]: of q, of k
 #endif
 @group(0) @binding(4) var<storage, read_write> q: array<vec2<f32>>; // [num_tokens, q_stride / 2]: heads of DP dims
+#ifdef KV_TEXELS
+@group(0) @binding(5) var k_cache: texture_storage_2d<rgba32uint, write>; // [num_blocks, num_kv_heads, block_size, DP / 8]
+@group(0) @binding(6) var v_cache: texture_storage_2d<rgba32uint, write>;
+#else
 #ifdef KV_F32
 @group(0) @binding(5) var<storage, read_write> k_cache: array<vec2<f32>>; // [num_blocks, num_kv_heads, block_size, DP / 2]
 @group(0) @binding(6) var<storage, read_write> v_cache: array<vec2<f32>>;
@@ -32,6 +39,7 @@ struct Params {
 // [num_blocks, num_kv_heads, block_size, DP / 2], or for i8 DP / 4 and behind each block its scales
 @group(0) @binding(5) var<storage, read_write> k_cache: array<u32>;
 @group(0) @binding(6) var<storage, read_write> v_cache: array<u32>;
+#endif
 #endif
 @group(0) @binding(7) var<uniform> params: Params;
 
@@ -163,6 +171,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   }
 #else
   let cache_row = ((slot / size) * params.num_kv_heads + kv_head) * size + slot % size;
+#ifdef KV_TEXELS
+  for (var i = 0u; i < ${DP / 8}u; i++) {
+#for j in 0..4
+    let y_${j} = turned(head, 4u * i + ${j}u);
+#end
+    let granule = vec4(cached(y_0), cached(y_1), cached(y_2), cached(y_3));
+    let at = texel_of(cache_row * ${DP / 8}u + i);
+    if is_q {
+#for j in 0..4
+      q[q_to + 4u * i + ${j}u] = y_${j};
+#end
+    } else if is_v {
+      textureStore(v_cache, at, granule);
+    } else {
+      textureStore(k_cache, at, granule);
+    }
+  }
+#else
   for (var i = 0u; i < ${DP / 2}u; i++) {
     let y = turned(head, i);
     if is_q {
@@ -173,5 +199,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       k_cache[cache_row * ${DP / 2}u + i] = cached(y);
     }
   }
+#endif
 #endif
 }

@@ -144,5 +144,36 @@ fn cache_row(tile: Tile, key: u32) -> u32 {
   let in_block = key & ((1u << tile.shift) - 1u);
   return ((block_of(tile, key) * params.num_kv_heads + tile.kv_head) << tile.shift) + in_block;
 }
+
+#ifndef KV_F32
+/// Eight dims of a key, from dim 8 * chunk on, as pairs of f16.
+fn key_granule(row: u32, chunk: u32) -> vec4<u32> {
+#ifdef KV_TEXELS
+  return textureLoad(k_cache, texel_of(row * ${DP / 8}u + chunk));
+#else
+  return k_cache[row * ${DP / 8}u + chunk];
+#endif
+}
+
+/// DPL dims of a value, from dim DPL * chunk on, as pairs of f16.
+#if DPL == 8
+fn value_granule(row: u32, chunk: u32) -> vec4<u32> {
+#ifdef KV_TEXELS
+  return textureLoad(v_cache, texel_of(row * ${DP / 8}u + chunk));
+#else
+  return v_cache[row * ${DP / 8}u + chunk];
+#endif
+}
+#else
+fn value_granule(row: u32, chunk: u32) -> vec2<u32> {
+#ifdef KV_TEXELS
+  let both = textureLoad(v_cache, texel_of(row * ${DP / 8}u + (chunk >> 1u)));
+  return select(both.xy, both.zw, (chunk & 1u) == 1u);
+#else
+  return v_cache[row * ${DP / 4}u + chunk];
+#endif
+}
+#endif
+#endif
 #endif
 #endif

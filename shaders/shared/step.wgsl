@@ -1,6 +1,6 @@
 // The step's metadata, read through a binding that the kernel file declares:
 //   @group(0) @binding(n) var<storage, read> step_meta: array<u32>;
-// Written by kernels/step_meta.rs, once per step. Words 0..32 are the header; the rest are sections, whose starts (in
+// Written by kernels/step_meta.rs, once per step. Words 0..36 are the header; the rest are sections, whose starts (in
 // words) the header holds. An all-zero buffer is a step without tokens: kernels then do nothing.
 
 fn num_tokens() -> u32 { return step_meta[0]; }
@@ -61,3 +61,12 @@ fn merge_word(merge: u32, word: u32) -> u32 { return step_meta[step_meta[29] + m
 /// For the canary: the chain of what a row computed in earlier steps, and the most keys that any row did.
 fn row_chain(row: u32) -> u32 { return step_meta[step_meta[30] + row]; }
 fn most_keys() -> u32 { return step_meta[31]; }
+
+/// Runs of tokens whose rows have the same LoRA, see kernels/lora_work.rs.
+fn num_lora_tiles() -> u32 { return step_meta[32]; }
+const LORA_TILE_WORDS: u32 = 4u;
+/// 0 first token, 1 tokens, 2 slot, 3 rank, and from bit 16 on a bit for each projection that it changes.
+fn lora_tile_word(tile: u32, word: u32) -> u32 { return step_meta[step_meta[33] + tile * LORA_TILE_WORDS + word]; }
+/// Bits of the projections that a token's LoRA changes (Q, K, V, O, gate, up, down): only where the step has tiles.
+fn lora_parts(token: u32) -> u32 { return step_meta[step_meta[34] + token]; }
+fn lora_changes_gate_or_up(token: u32) -> bool { return (lora_parts(token) & 0x30u) != 0u; }

@@ -3,12 +3,23 @@
   if first_token + ${c}u < m {
     let n = first_row / 2u + own0 % 32u;
     let at = (first_token + ${c}u) * params.y_stride + params.y_offset + n;
+#ifdef ADDED
+    let is_changed = lora_changes_gate_or_up(first_token + ${c}u);
+    let added_from = (first_token + ${c}u) * params.added_stride + params.added_offset + first_row;
+#for r in 0..R
+    let shift${r} = bias${r} + select(0.0, added[added_from + min(own${r}, params.n - 1u - first_row)], is_changed);
+#end
+#else
+#for r in 0..R
+    let shift${r} = bias${r};
+#end
+#endif
 #if SG == 64
-    let mine = acc0_${c} + bias0;
+    let mine = acc0_${c} + shift0;
     let v0 = gated(mine, subgroupShuffleXor(mine, 32u));
 #else
 #for p in 0..P
-    let v${p} = gated(acc${p}_${c} + bias${p}, acc${p + P}_${c} + bias${p + P});
+    let v${p} = gated(acc${p}_${c} + shift${p}, acc${p + P}_${c} + shift${p + P});
 #end
 #endif
 #if P == 4

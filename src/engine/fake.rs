@@ -7,6 +7,7 @@
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
 use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
+use super::text_side::{TextSource, Vocabulary};
 use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, HIDDEN_SIZE, PagedFake, Reply, Words};
@@ -128,6 +129,11 @@ fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
         max_num_batched_tokens: fake.max_num_batched_tokens,
         defaults: GenerationDefaults::default(),
     })
+}
+
+/// What the simulation's tokenizer and template are made of.
+pub(super) fn text_source() -> TextSource {
+    TextSource { vocabulary: Vocabulary::Gguf(vocabulary()), template: Some(TEMPLATE.into()) }
 }
 
 fn vocabulary() -> GgufVocab {

@@ -54,7 +54,12 @@ impl Buffer {
         self.0.size
     }
 
-    /// Panics on texels, which are bound and uploaded by their own ways only.
+    /// True for memory that kernels read as texels.
+    pub fn is_texels(&self) -> bool {
+        self.texels().is_some()
+    }
+
+    /// Panics on texels, which have their own ways in and out.
     pub(super) fn raw(&self) -> &wgpu::Buffer {
         match &self.0.raw {
             Raw::Buffer(raw) => raw,
@@ -131,11 +136,14 @@ impl Gpu {
     }
 
     /// Writes to the start of a slice before the next submit. Once per step for metadata; see [`Uploader`] for weights.
-    /// The length must be a multiple of 4 and fit.
+    /// The length must be a multiple of 4 (of 16 in a line of texels) and fit.
     pub fn write(&self, to: &BufferSlice, bytes: &[u8]) {
         assert!(bytes.len() as u64 <= to.size, "{} bytes into {to:?}", bytes.len());
         assert!(bytes.len().is_multiple_of(4), "writes are whole words");
-        self.queue.write_buffer(to.buffer.raw(), to.offset, bytes);
+        match to.buffer.texels() {
+            Some(line) => line.write_line(self, to.offset, bytes),
+            None => self.queue.write_buffer(to.buffer.raw(), to.offset, bytes),
+        }
     }
 
     /// Copies a slice back, waiting for everything submitted so far. For tests and loading, not for the step loop.

@@ -18,6 +18,8 @@ pub enum BindingKind {
     ReadOnly,
     /// A read-only storage texture.
     Texels(wgpu::TextureFormat),
+    /// A line of texels that is only written.
+    WrittenTexels(wgpu::TextureFormat),
     ReadWrite,
 }
 
@@ -91,8 +93,9 @@ pub fn reflect(stitched: &Stitched, module: &naga::Module) -> Result<Reflection,
                 BindingKind::ReadWrite
             }
             naga::AddressSpace::Storage { .. } => BindingKind::ReadOnly,
-            naga::AddressSpace::Handle => texel_kind(&module.types[global.ty].inner)
-                .ok_or_else(|| fault(format!("binding `{name}` is no read-only texture of unsigned texels")))?,
+            naga::AddressSpace::Handle => texel_kind(&module.types[global.ty].inner).ok_or_else(|| {
+                fault(format!("binding `{name}` is no texture of unsigned texels that is only read or only written"))
+            })?,
             other => return Err(fault(format!("binding `{name}` lies in {other:?}"))),
         };
         if binding.group != 0 {
@@ -104,7 +107,7 @@ pub fn reflect(stitched: &Stitched, module: &naga::Module) -> Result<Reflection,
     Ok(Reflection { bindings, workgroup_size: entry.workgroup_size, workgroup_bytes })
 }
 
-/// Read-only storage textures of unsigned words.
+/// Storage textures of unsigned words, read or written.
 fn texel_kind(ty: &naga::TypeInner) -> Option<BindingKind> {
     let naga::TypeInner::Image { dim: naga::ImageDimension::D2, arrayed: false, class } = ty else { return None };
     let naga::ImageClass::Storage { format, access } = class else { return None };
@@ -114,7 +117,11 @@ fn texel_kind(ty: &naga::TypeInner) -> Option<BindingKind> {
         naga::StorageFormat::Rgba32Uint => wgpu::TextureFormat::Rgba32Uint,
         _ => return None,
     };
-    (*access == naga::StorageAccess::LOAD).then_some(BindingKind::Texels(format))
+    match *access {
+        naga::StorageAccess::LOAD => Some(BindingKind::Texels(format)),
+        naga::StorageAccess::STORE => Some(BindingKind::WrittenTexels(format)),
+        _ => None,
+    }
 }
 
 impl Gpu {
@@ -240,6 +247,9 @@ impl BindingKind {
     fn fits(self, slice: &BufferSlice) -> bool {
         match self {
             BindingKind::Texels(format) => slice.buffer.texels().is_some_and(|t| t.is_read_as(format)),
+            BindingKind::WrittenTexels(format) => {
+                slice.buffer.texels().is_some_and(|t| t.is_line && t.is_read_as(format))
+            }
             _ => slice.buffer.texels().is_none(),
         }
     }
@@ -262,15 +272,17 @@ fn layout_entry(info: &BindingInfo) -> wgpu::BindGroupLayoutEntry {
         has_dynamic_offset: false,
         min_binding_size: std::num::NonZeroU64::new(info.min_bytes),
     };
+    let texels = |access, format| wgpu::BindingType::StorageTexture {
+        access,
+        format,
+        view_dimension: wgpu::TextureViewDimension::D2,
+    };
     let ty = match info.kind {
         BindingKind::Uniform => buffer(wgpu::BufferBindingType::Uniform),
         BindingKind::ReadOnly => buffer(wgpu::BufferBindingType::Storage { read_only: true }),
         BindingKind::ReadWrite => buffer(wgpu::BufferBindingType::Storage { read_only: false }),
-        BindingKind::Texels(format) => wgpu::BindingType::StorageTexture {
-            access: wgpu::StorageTextureAccess::ReadOnly,
-            format,
-            view_dimension: wgpu::TextureViewDimension::D2,
-        },
+        BindingKind::Texels(format) => texels(wgpu::StorageTextureAccess::ReadOnly, format),
+        BindingKind::WrittenTexels(format) => texels(wgpu::StorageTextureAccess::WriteOnly, format),
     };
     wgpu::BindGroupLayoutEntry { binding: info.index, visibility: wgpu::ShaderStages::COMPUTE, ty, count: None }
 }

@@ -15,7 +15,7 @@ pub const GRID_ROW: u32 = 32768;
 pub enum Command {
     /// Runs `workgroups` workgroups, counted in one line by `linear_workgroup` of shared/grid.wgsl.
     Dispatch { label: Cow<'static, str>, bound: Arc<Bound>, workgroups: u32 },
-    /// Copies as many bytes as `from` has to the start of `to`. Ends the compute pass.
+    /// Copies as many bytes as `from` has to the start of `to`; one of them may be a line of texels. Ends the compute pass.
     Copy { from: BufferSlice, to: BufferSlice },
     /// Zeroes a slice. Ends the compute pass.
     Clear { slice: BufferSlice },
@@ -47,6 +47,7 @@ impl Recording {
 
     pub fn copy(&mut self, from: BufferSlice, to: BufferSlice) {
         assert!(from.size <= to.size, "copy of {from:?} into {to:?}");
+        assert!(!(from.buffer.is_texels() && to.buffer.is_texels()), "copy of {from:?} into {to:?}, both texels");
         self.commands.push(Command::Copy { from, to });
     }
 

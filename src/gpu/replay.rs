@@ -324,13 +324,7 @@ fn encode(encoder: &mut wgpu::CommandEncoder, recording: &Recording, timer: Opti
     for run in runs {
         match &run[0] {
             Command::Copy { from, to } => {
-                encoder.copy_buffer_to_buffer(
-                    from.buffer.raw(),
-                    from.offset,
-                    to.buffer.raw(),
-                    to.offset,
-                    Some(from.size),
-                );
+                encode_copy(encoder, from, to);
             }
             Command::Clear { slice } => {
                 encoder.clear_buffer(slice.buffer.raw(), slice.offset, Some(slice.size));
@@ -343,6 +337,20 @@ fn encode(encoder: &mut wgpu::CommandEncoder, recording: &Recording, timer: Opti
         }
     }
     num_passes
+}
+
+fn encode_copy(encoder: &mut wgpu::CommandEncoder, from: &BufferSlice, to: &BufferSlice) {
+    match (from.buffer.texels(), to.buffer.texels()) {
+        (None, Some(line)) => {
+            line.copy_line_in(encoder, (from.buffer.raw(), from.offset), (to.offset, from.size));
+        }
+        (Some(line), _) => {
+            line.copy_line_out(encoder, (from.offset, from.size), (to.buffer.raw(), to.offset));
+        }
+        (None, None) => {
+            encoder.copy_buffer_to_buffer(from.buffer.raw(), from.offset, to.buffer.raw(), to.offset, Some(from.size));
+        }
+    }
 }
 
 fn encode_pass(
@@ -374,7 +382,10 @@ fn encode_readback(
     let mut offset = 0;
     for slice in readback {
         let size = slice.size.next_multiple_of(4);
-        encoder.copy_buffer_to_buffer(slice.buffer.raw(), slice.offset, target, offset, Some(size));
+        match slice.buffer.texels() {
+            Some(line) => line.copy_line_out(encoder, (slice.offset, size), (target, offset)),
+            None => encoder.copy_buffer_to_buffer(slice.buffer.raw(), slice.offset, target, offset, Some(size)),
+        }
         offset += size;
     }
     if let Some((timer, timing)) = timer.filter(|(_, timing)| *timing != Timing::None) {

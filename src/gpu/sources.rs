@@ -17,11 +17,13 @@ macro_rules! sources {
 /// Functions and structs for `#import`.
 pub const SHARED: &[Source] = sources!("shared":
     "activation"
+    "attention_partial"
     "attention_store"
     "attention_tile"
     "dot8"
     "expert_tile"
     "grid"
+    "kv_texels"
     "pairs"
     "philox"
     "quantise"
@@ -49,6 +51,8 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "latent_write"
     "logit_cap"
     "logprobs"
+    "lora_expand"
+    "lora_shrink"
     "mask"
     "matmul_f32"
     "matmul_i8"

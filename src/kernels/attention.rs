@@ -141,6 +141,16 @@ impl Shape {
         self.kernels(class, false).into_iter().map(|(name, defines)| (name, defines.flag("CONTIGUOUS"))).collect()
     }
 
+    /// Of a cache that is a line of texels.
+    pub fn texel_kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
+        let kernels = self.kernels(class, is_quantised).into_iter();
+        let with_texels = |(name, defines): (String, Defines)| match defines.get("MERGE") {
+            None => (name, defines.flag("KV_TEXELS")),
+            Some(_) => (name, defines),
+        };
+        kernels.map(with_texels).collect()
+    }
+
     fn defines(&self, class: Class, variant: Variant, is_quantised: bool) -> Defines {
         assert!(self.head_dim <= MAX_HEAD_DIM, "head dim {} is above {MAX_HEAD_DIM}", self.head_dim);
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
@@ -198,7 +208,7 @@ fn floor_numbers(queries: u32, padded: u32) -> Vec<(&'static str, u32)> {
 pub struct Buffers<'a> {
     /// f32 `[num_tokens, q_stride]`, as `rope_kv_write` writes it.
     pub q: &'a BufferSlice,
-    /// See [`KvLayout`].
+    /// See [`KvLayout`]; both are texels or neither is.
     pub k_cache: &'a BufferSlice,
     pub v_cache: &'a BufferSlice,
     /// f32 `[num_heads]`, each sink times log2(e), where the shape has them.
@@ -246,12 +256,15 @@ impl Attention {
         let params = ctx.params.push(ctx.gpu, &shape.params(window, group))?;
         let bind = |&variant: &Variant| -> Result<(Variant, Arc<Bound>), GpuError> {
             let mut bindings = vec![("step_meta", ctx.step_meta), ("partials", buffers.partials), ("params", &params)];
+            let mut defines = shape.defines(ctx.class, variant, is_quantised);
             if variant != Variant::Merge {
                 bindings.extend([("q", buffers.q), ("k_cache", buffers.k_cache), ("v_cache", buffers.v_cache)]);
+                if buffers.k_cache.buffer.is_texels() {
+                    defines = defines.flag("KV_TEXELS");
+                }
             }
             bindings.extend(buffers.sinks.map(|sinks| ("sinks", sinks)));
             bindings.extend(buffers.y.bindings());
-            let defines = shape.defines(ctx.class, variant, is_quantised);
             let defines = flags.iter().fold(defines, |defines, flag| defines.flag(flag));
             let kernel = ctx.gpu.kernel("attention", &defines)?;
             Ok((variant, ctx.gpu.bind(&kernel, &bindings)?))

@@ -108,6 +108,8 @@ pub struct AttentionWork {
 const MERGE_COST: u32 = 3;
 /// A row of fewer ranges is never worth splitting.
 const MIN_SPLIT: u32 = 3;
+/// Workgroups that split work is cut into for each of the adapter's places, at least.
+const PIECES_OF_A_PLACE: u64 = 4;
 /// What a workgroup of `n` tokens takes is `1 + (n - 1) * MORE_TOKENS / 16` times that of one.
 const MORE_TOKENS: u32 = 11;
 /// With more workgroups than this at once, memory is what they wait for: reads saved count as if so many ran.
@@ -130,16 +132,17 @@ impl AttentionWork {
         let shared = self.share(batch, limits);
         let tiles = tiles(batch, limits, &shared);
         let longest = longest_worth(&tiles, limits);
+        let step = ranges_of_a_piece(&tiles, longest, limits);
         for tile in &tiles {
             let slots = tile.count * (tile.end - tile.begin);
             if let Some(row) = shared.get(tile.row as usize).filter(|row| row.num_ranges > 0) {
                 // The rest of a row that is merged anyhow.
                 let first_merge = row.first_merge + tile.first - batch.row_start[tile.row as usize];
-                self.push_partials(tile, first_merge, if tile.end - tile.begin > longest { 1 } else { u32::MAX });
+                self.push_partials(tile, first_merge, if tile.end - tile.begin > longest { step } else { u32::MAX });
             } else if tile.end - tile.begin > longest && self.num_slots + slots <= limits.max_slots {
                 let first_merge = self.merges.len() as u32;
                 (tile.first..tile.first + tile.count).for_each(|token| self.push_merge(token, tile.begin, tile.end));
-                self.push_partials(tile, first_merge, 1);
+                self.push_partials(tile, first_merge, step);
             } else {
                 let first = self.tokens.len() as u32;
                 self.tokens.extend((tile.first..tile.first + tile.count).map(|token| WorkToken { token, base: 0 }));
@@ -303,6 +306,15 @@ fn longest_worth(tiles: &[Tile], limits: &WorkLimits) -> u32 {
     u32::try_from(fair / 2).unwrap_or(u32::MAX).max(MIN_SPLIT - 1)
 }
 
+/// Ranges that a workgroup takes of a tile that is split: as many as leave each of the adapter's places some workgroups
+/// to even out, since each has a start of its own to pay for.
+fn ranges_of_a_piece(tiles: &[Tile], longest: u32, limits: &WorkLimits) -> u32 {
+    let length = |tile: &Tile| tile.end - tile.begin;
+    let split: u64 = tiles.iter().map(length).filter(|len| *len > longest).map(u64::from).sum();
+    let pieces = u64::from(limits.parallel.max(1)) * PIECES_OF_A_PLACE;
+    u32::try_from(split * u64::from(limits.parts) / pieces).unwrap_or(u32::MAX).max(1)
+}
+
 /// Ranges that the busiest of the adapter's places computes when tiles run whole, in their order.
 fn whole_time(tiles: &[Tile], limits: &WorkLimits, longest: u32, fair: u64) -> u64 {
     let workgroups = tiles.len() as u64 * u64::from(limits.parts);
@@ -429,7 +441,7 @@ mod tests {
     #[test]
     fn a_lone_long_row_is_split_and_a_short_one_is_not() {
         let long = plan(&batch(&[(4095, 1, 0)]), &LIMITS);
-        assert_eq!((long.counts.single, long.counts.merges, long.num_slots), (16, 1, 16));
+        assert_eq!((long.counts.single, long.counts.merges, long.num_slots), (3, 1, 16));
         let short = plan(&batch(&[(600, 1, 0)]), &LIMITS);
         assert_eq!((short.counts.single, short.counts.merges), (1, 0));
     }

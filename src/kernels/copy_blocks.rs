@@ -1,5 +1,7 @@
 //! `copy_blocks`: blocks of the paged cache copied within their pools, in all layers, before the forward pass.
 //!
+//! Pools that are buffers are copied by a kernel, those that are lines of texels through a scratch buffer.
+//!
 //! Guarantees: bit for bit; as if one copy followed the other, since no copy of a step touches what another one reads or
 //! writes ([`crate::batch::StepBatch::check`]).
 
@@ -9,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::context::KernelContext;
 use crate::batch::BlockCopy;
-use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
+use crate::gpu::{Bound, BufferSlice, BufferUse, Defines, GpuError, Recording};
 
 /// Pools that one dispatch copies in: with the metadata they are within WebGPU's eight storage buffers.
 pub const MAX_BUFFERS: u32 = 6;
@@ -31,6 +33,10 @@ pub fn defines(num_buffers: u32) -> Defines {
 #[derive(Debug)]
 pub struct CopyBlocks {
     parts: Vec<Part>,
+    /// Pools of texels, and the bytes of a block in each.
+    lines: Vec<(BufferSlice, u64)>,
+    /// Room for one block of a line.
+    scratch: Option<BufferSlice>,
 }
 
 #[derive(Debug)]
@@ -43,6 +49,10 @@ impl CopyBlocks {
     /// `pools` are different buffers, each with the bytes of one block in it, a multiple of 4: block b starts at b times
     /// as many.
     pub fn new(ctx: &mut KernelContext<'_>, pools: &[(BufferSlice, u64)]) -> Result<CopyBlocks, GpuError> {
+        let (lines, pools): (Vec<_>, Vec<_>) = pools.iter().cloned().partition(|(pool, _)| pool.buffer.is_texels());
+        let most = lines.iter().map(|(_, block_bytes)| *block_bytes).max();
+        let scratch = |bytes| ctx.gpu.alloc("a copied block", bytes, BufferUse::Storage);
+        let scratch = most.map(scratch).transpose()?.map(|scratch| scratch.whole());
         let mut sizes: Vec<u64> = pools.iter().map(|(_, block_bytes)| *block_bytes).collect();
         sizes.sort_unstable();
         sizes.dedup();
@@ -60,12 +70,21 @@ impl CopyBlocks {
                 parts.push(Part { bound: ctx.gpu.bind(&kernel, &bindings)?, words });
             }
         }
-        Ok(CopyBlocks { parts })
+        Ok(CopyBlocks { parts, lines, scratch })
     }
 
-    pub fn record(&self, recording: &mut Recording, num_copies: u32) {
+    /// The step's copies, which its metadata holds as well.
+    pub fn record(&self, recording: &mut Recording, copies: &[BlockCopy]) {
         for part in &self.parts {
-            recording.dispatch("copy blocks", &part.bound, (num_copies * part.words).div_ceil(LANES));
+            recording.dispatch("copy blocks", &part.bound, (copies.len() as u32 * part.words).div_ceil(LANES));
+        }
+        let Some(scratch) = &self.scratch else { return };
+        for copy in copies {
+            for (pool, block_bytes) in &self.lines {
+                let block = |block: u32| pool.buffer.slice(u64::from(block) * block_bytes, *block_bytes);
+                recording.copy(block(copy.from), scratch.clone());
+                recording.copy(scratch.buffer.slice(0, *block_bytes), block(copy.to));
+            }
         }
     }
 }

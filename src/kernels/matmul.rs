@@ -41,6 +41,8 @@ pub struct Params {
     pub norm_k: u32,
     pub eps: f32,
     pub to_squares_at: u32,
+    pub added_stride: u32,
+    pub added_offset: u32,
 }
 
 /// Precision of the activations.
@@ -71,6 +73,8 @@ pub enum Target<'a> {
     Hidden { x: &'a BufferSlice, gain: &'a BufferSlice, folded: &'a QuantisedRows },
     /// The matrix has gate and up in turns of 32 rows, `n / 2` of each: `act(gate) * up` is written, quantised.
     Gated { activation: Activation, y: &'a QuantisedRows },
+    /// The same, with `added` (f32 `[m, n]`) on gate and up of the tokens whose LoRA changes one of them.
+    Adapted { activation: Activation, y: &'a QuantisedRows, added: &'a BufferSlice },
 }
 
 /// What a product does beside multiplying, as far as kernels are compiled for it.
@@ -88,6 +92,7 @@ pub enum Ends {
     Sums,
     Hidden,
     Gated(Activation),
+    Adapted(Activation),
 }
 
 impl Fusion {
@@ -112,6 +117,7 @@ impl Fusion {
             Ends::Sums => defines,
             Ends::Hidden => own(defines.flag("TO_HIDDEN")),
             Ends::Gated(activation) => own(defines.flag("GATED").flag(activation_flag(activation))),
+            Ends::Adapted(activation) => own(defines.flag("GATED").flag("ADDED").flag(activation_flag(activation))),
         }
     }
 }
@@ -122,6 +128,7 @@ impl<'a> Target<'a> {
             Target::Sums(_) => Ends::Sums,
             Target::Hidden { .. } => Ends::Hidden,
             Target::Gated { activation, .. } => Ends::Gated(*activation),
+            Target::Adapted { activation, .. } => Ends::Adapted(*activation),
         }
     }
 
@@ -132,6 +139,9 @@ impl<'a> Target<'a> {
                 RowOutput::I8(folded).bindings().into_iter().chain([("y", *x)]).collect()
             }
             Target::Gated { y, .. } => RowOutput::I8(y).bindings(),
+            Target::Adapted { y, added, .. } => {
+                RowOutput::I8(y).bindings().into_iter().chain([("added", *added)]).collect()
+            }
         }
     }
 }
@@ -175,7 +185,7 @@ pub(super) fn rows_per_lane(format: Format, class: Class, precision: Precision, 
     };
     match class {
         // Gate and up of a group of 32.
-        Class::Subgroup(lanes) if matches!(ends, Ends::Gated(_)) => BLOCK_ROWS / lanes,
+        Class::Subgroup(lanes) if matches!(ends, Ends::Gated(_) | Ends::Adapted(_)) => BLOCK_ROWS / lanes,
         Class::Subgroup(lanes) => wanted.min(BLOCK_ROWS / lanes),
         Class::Floor => 1,
     }
@@ -269,8 +279,9 @@ impl Matmul {
                     (params.y_stride, params.y_offset) = (stride(weights.n), slice.first_row);
                     params.to_squares_at = folded.squares_at();
                 }
-                Target::Gated { .. } => {
+                Target::Gated { .. } | Target::Adapted { .. } => {
                     (params.y_stride, params.y_offset) = (weights.n / 2, slice.first_row / 2);
+                    (params.added_stride, params.added_offset) = (weights.n, slice.first_row);
                 }
             }
             let params = ctx.params.push(ctx.gpu, &params)?;

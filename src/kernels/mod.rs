@@ -29,6 +29,8 @@
 //! | [`mask`] | tokens that a grammar does not allow |
 //! | [`sample`] | greedy or drawn token per logit row |
 //! | [`logprobs`] | log-probabilities for rows that ask |
+//! | [`lora_shrink`], [`lora_expand`] | what LoRA adapters add to projections, row by row |
+//! | [`lora_work`] | a step's rows with adapters as tiles |
 //!
 //! # Conventions
 //!
@@ -65,6 +67,9 @@ pub mod kv_layout;
 pub mod latent_write;
 pub mod logit_cap;
 pub mod logprobs;
+pub mod lora_expand;
+pub mod lora_shrink;
+pub mod lora_work;
 pub mod mask;
 pub mod matmul;
 pub mod measure;

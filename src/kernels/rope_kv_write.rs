@@ -99,6 +99,13 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// The defines of this shape with a cache that is a line of texels.
+    pub fn texel_defines(&self, class: Class) -> Defines {
+        self.defines(class).flag("KV_TEXELS")
+    }
+}
+
 /// What [`RopeKvWrite::new`] binds.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers<'a> {
@@ -110,7 +117,7 @@ pub struct Buffers<'a> {
     pub gains: Option<&'a BufferSlice>,
     /// f32 `[num_tokens, q_stride]`, written.
     pub q: &'a BufferSlice,
-    /// See [`KvLayout`], written.
+    /// See [`KvLayout`], written; both are texels or neither is.
     pub k_cache: &'a BufferSlice,
     pub v_cache: &'a BufferSlice,
 }
@@ -133,7 +140,9 @@ impl RopeKvWrite {
         ((rms_eps, attention_scale), group): ((f32, f64), u32),
         buffers: &Buffers<'_>,
     ) -> Result<RopeKvWrite, GpuError> {
-        let kernel = ctx.gpu.kernel("rope_kv_write", &shape.defines(ctx.class))?;
+        let has_texels = buffers.k_cache.buffer.is_texels();
+        let defines = if has_texels { shape.texel_defines(ctx.class) } else { shape.defines(ctx.class) };
+        let kernel = ctx.gpu.kernel("rope_kv_write", &defines)?;
         let params = ctx.params.push(ctx.gpu, &shape.params(rms_eps, attention_scale, group))?;
         let mut bindings = vec![
             ("step_meta", ctx.step_meta),

@@ -6,7 +6,7 @@
 use super::attention_work::{AttentionWork, Item};
 use crate::batch::{RowSampling, StepBatch};
 
-pub const HEADER_WORDS: usize = 32;
+pub const HEADER_WORDS: usize = 36;
 /// Words of a logit row's sampling parameters.
 pub const SAMPLING_WORDS: usize = 12;
 /// Stands for "no logprobs".
@@ -46,6 +46,9 @@ pub mod header {
     pub const CHAINS: usize = 30;
     /// The most keys that a row computed in earlier steps.
     pub const MOST_KEYS: usize = 31;
+    pub const NUM_LORA_TILES: usize = 32;
+    pub const LORA_TILES: usize = 33;
+    pub const LORA_PARTS: usize = 34;
 }
 
 /// Words that [`encode`] needs, to size or check the buffer.
@@ -117,7 +120,7 @@ pub fn most_keys(batch: &StepBatch) -> u32 {
     first.max().unwrap_or(0)
 }
 
-fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item = u32>) {
+pub(super) fn section(words: &mut Vec<u32>, header_word: usize, items: impl Iterator<Item = u32>) {
     words[header_word] = words.len() as u32;
     words.extend(items);
 }

@@ -8,7 +8,7 @@ use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::{
     Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
-    logit_cap, logprobs, mask, mlp, norm, penalties, rope_kv_write, route, sample,
+    logit_cap, logprobs, lora_expand, lora_shrink, mask, mlp, norm, penalties, rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::gpu::texels::TEXEL_LANES;
@@ -67,8 +67,7 @@ pub fn all() -> Vec<(String, Defines)> {
         for dtype in WEIGHT_TYPES.into_iter().filter(|dtype| is_listed(*dtype, class)) {
             let format = Format::of(dtype);
             of_weights(class, format, &mut found);
-            let has_texels = matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES);
-            if let Some(format) = format.as_texels().filter(|_| has_texels) {
+            if let Some(format) = format.as_texels().filter(|_| has_texels(class)) {
                 of_weights(class, format, &mut found);
             }
         }
@@ -76,6 +75,11 @@ pub fn all() -> Vec<(String, Defines)> {
     found.sort();
     found.dedup();
     found
+}
+
+/// Software drivers' subgroups.
+fn has_texels(class: Class) -> bool {
+    matches!(class, Class::Subgroup(lanes) if lanes <= TEXEL_LANES)
 }
 
 /// Types of the last page of a list of quantisations are listed for two classes: they differ from the others by a few
@@ -94,6 +98,8 @@ fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
         found.push(("subgroup_probe".into(), class.defines()));
     }
     found.push(("quantise".into(), class.defines()));
+    found.extend(lora_shrink::kernels(class));
+    found.extend(lora_expand::kernels(class));
     found.extend([false, true].map(|is_quantised| ("gather".into(), gather::defines(class, is_quantised))));
     found.extend([false, true].map(|is_layer| ("heads_norm".into(), heads_norm::defines(class, is_layer))));
     found.push(("logit_cap".into(), logit_cap::defines(class)));
@@ -133,6 +139,7 @@ fn of_experts(class: Class, found: &mut Vec<(String, Defines)>) {
 }
 
 fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
+    let has_texels = has_texels(class);
     for (num_heads, num_kv_heads, head_dim) in HEADS {
         for kv in [KvFormat::F16, KvFormat::F32, KvFormat::I8] {
             // Every head shape plain; one of them also with what few families have.
@@ -147,6 +154,12 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                 if shape.can_quantise(class) {
                     found.extend(shape.kernels(class, true));
                 }
+                if has_texels && kv == KvFormat::F16 {
+                    found.extend(shape.texel_kernels(class, false));
+                    if shape.can_quantise(class) {
+                        found.extend(shape.texel_kernels(class, true));
+                    }
+                }
             }
             for (interleaved, qk_norm) in [(false, false), (false, true), (true, false), (true, true)] {
                 let shape = rope_kv_write::Shape {
@@ -159,6 +172,9 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                     kv,
                 };
                 found.push(("rope_kv_write".into(), shape.defines(class)));
+                if has_texels && kv == KvFormat::F16 {
+                    found.push(("rope_kv_write".into(), shape.texel_defines(class)));
+                }
             }
         }
     }
@@ -215,7 +231,10 @@ fn of_fused(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
         if format.dtype == DType::Q4_1 {
             fusions.push(Fusion { is_normed: false, ends: Ends::Gated(Activation::Silu) });
         }
-        fusions.extend(gated.map(|&activation| Fusion { is_normed: true, ends: Ends::Gated(activation) }));
+        for &activation in gated {
+            let gated = Fusion { is_normed: true, ends: Ends::Gated(activation) };
+            fusions.extend([gated, Fusion { ends: Ends::Adapted(activation), ..gated }]);
+        }
     }
     for fusion in fusions {
         for pairs in [false, true].iter().take(if format.is_four_bit() { 2 } else { 1 }) {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use kvasir::engine::logits::{LogitsPlan, all_logits};
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
-use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, WgpuExecutor};
+use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, LoraLimits, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::kernels::attention_work::Take;
 use kvasir::model::Model;
@@ -156,6 +156,7 @@ fn config(mode: Mode, num_blocks: u32, max_model_len: u32) -> ExecutorConfig {
         precise: mode.precise,
         kv: mode.kv,
         canary: false,
+        lora: LoraLimits::NONE,
     }
 }
 

@@ -1,5 +1,6 @@
 //! LoRA adapters: read, refused by name, and computed as if they had been merged into the weights.
 
+mod gpu;
 mod write;
 
 use crate::support::{core_fixtures, full_fixtures};
@@ -7,7 +8,8 @@ use kvasir::engine::logits::{LogitsPlan, adapted_logits, all_logits};
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::model::Model;
-use kvasir::model::lora::Adapter;
+use kvasir::model::lora::{Adapter, PROJECTIONS};
+use kvasir::model::spec::WeightRole;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -100,6 +102,88 @@ fn the_reference_computes_an_adapter_as_if_it_were_merged() {
         assert!(change >= 1e-2, "{}: the adapter changes {change:e} only", case.base.display());
         assert_eq!(logits(&mut executor, 0), plain, "a row without an adapter is as before");
     }
+}
+
+/// Names and shapes that a llama's projections have in a Hugging Face folder; all values are zero.
+fn hf_shapes(model: &Model) -> Tensors {
+    let names = ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down"];
+    let mut shapes = Tensors::new();
+    for l in 0..model.spec().num_layers {
+        for (name, role) in names.iter().zip(PROJECTIONS) {
+            let shape: Vec<usize> =
+                role(l).shape(model.spec()).expect("a matrix").iter().map(|&d| d as usize).collect();
+            let zeros = vec![0.0; shape[0] * shape[1]];
+            shapes.insert(format!("model.layers.{l}.{name}_proj.weight"), (zeros, shape));
+        }
+    }
+    shapes
+}
+
+/// Writes a llama of a GGUF file as a Hugging Face folder: rows of Q and K go back to where their pairs lie apart.
+fn write_as_folder(folder: &Path, model: &Model) -> Tensors {
+    let spec = model.spec();
+    let floats = |role: WeightRole| {
+        let view = model.weight(role).unwrap_or_else(|e| panic!("{e}")).expect("there");
+        view.to_f32().unwrap_or_else(|e| panic!("{e}"))
+    };
+    let mut tensors = hf_shapes(model);
+    let (hidden, dim) = (spec.hidden_size as usize, spec.head_dim as usize);
+    for l in 0..spec.num_layers {
+        let names = ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down"];
+        for (name, role) in names.iter().zip(PROJECTIONS) {
+            let mut values = floats(role(l));
+            if name.ends_with('q') || name.ends_with('k') {
+                let rows: Vec<&[f32]> = values.chunks_exact(hidden).collect();
+                let turned: Vec<f32> = (0..rows.len())
+                    .flat_map(|row| {
+                        let (head, i) = (row / dim, row % dim);
+                        let from = if i < dim / 2 { 2 * i } else { 2 * (i - dim / 2) + 1 };
+                        rows[head * dim + from].to_vec()
+                    })
+                    .collect();
+                values = turned;
+            }
+            tensors.get_mut(&format!("model.layers.{l}.{name}_proj.weight")).expect("named").0 = values;
+        }
+        for (name, role) in
+            [("input_layernorm", WeightRole::AttnNorm(l)), ("post_attention_layernorm", WeightRole::FfnNorm(l))]
+        {
+            tensors.insert(format!("model.layers.{l}.{name}.weight"), (floats(role), vec![hidden]));
+        }
+    }
+    tensors.insert("model.norm.weight".into(), (floats(WeightRole::OutputNorm), vec![hidden]));
+    let table = vec![spec.vocab_size as usize, hidden];
+    tensors.insert("model.embed_tokens.weight".into(), (floats(WeightRole::TokenEmbedding), table.clone()));
+    if !spec.tie_embeddings {
+        tensors.insert("lm_head.weight".into(), (floats(WeightRole::LmHead), table));
+    }
+    let config = serde_json::json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
+        "num_hidden_layers": spec.num_layers, "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size, "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim, "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_position, "rms_norm_eps": spec.rms_eps, "rope_theta": spec.rope.theta,
+        "tie_word_embeddings": spec.tie_embeddings,
+    });
+    std::fs::create_dir_all(folder).expect("writable");
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("writable");
+    tensors
+}
+
+#[test]
+fn adapters_fit_gguf_files_whose_heads_are_reordered() {
+    let model = open(&core_fixtures().join("gguf/q4_1"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let base = folder.path().join("base");
+    let tensors = write_as_folder(&base, &model);
+    let recipe = Recipe::new(9, 5, &ALL);
+    let path = write_adapter(&folder.path().join("adapter"), &recipe, &tensors);
+    let merged = write_merged(&folder.path().join("merged"), &base, &recipe, &tensors);
+    let adapter = Arc::new(Adapter::open(&path, &model).unwrap_or_else(|e| panic!("{e}")));
+    let mut executor = reference(&model);
+    executor.load_adapter(&adapter).expect("there is room");
+    let error = relative_error(&logits(&mut executor, adapter.id), &logits(&mut reference(&open(&merged)), 0));
+    assert!(error <= 2e-5, "{error:e}");
 }
 
 #[test]

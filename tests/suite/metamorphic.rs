@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use drive::{Drive, MAX_MODEL_LEN, MAX_SEQS, MAX_TOKENS, Output, PLAIN, Permuted, Request, Setup};
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
-use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, WgpuExecutor};
+use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, LoraLimits, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::TokenId;
 use kvasir::kernels::Class;
@@ -90,6 +90,7 @@ fn open(column: &Column, block_size: u32, canary: bool) -> Option<WgpuExecutor> 
         precise: column.kv == KvFormat::F32,
         kv: column.kv,
         canary,
+        lora: LoraLimits::NONE,
     };
     let executor = WgpuExecutor::new(gpu, &model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{e}"));
     Some(executor.with_host_blocks(HOST_BLOCKS))

@@ -9,7 +9,8 @@ use kvasir::gpu::shader::stitch;
 use kvasir::gpu::{Defines, Stitched, sources};
 use kvasir::kernels::{
     attention, attention_work, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write, logit_cap,
-    matmul, measure, mlp, norm, quantise, rope_kv_write, route, sample, step_meta, variants,
+    lora_expand, lora_shrink, lora_work, matmul, measure, mlp, norm, quantise, rope_kv_write, route, sample, step_meta,
+    variants,
 };
 
 struct Variant {
@@ -97,7 +98,7 @@ fn every_variant_keeps_the_limits_of_webgpu_and_orders_its_bindings() {
         // Inputs, then outputs, then parameters.
         let order = |kind| match kind {
             BindingKind::ReadOnly | BindingKind::Texels(_) => 0,
-            BindingKind::ReadWrite => 1,
+            BindingKind::ReadWrite | BindingKind::WrittenTexels(_) => 1,
             BindingKind::Uniform => 2,
         };
         assert!(bindings.is_sorted_by_key(|b| order(b.kind)), "{}: bindings out of order", v.label);
@@ -122,7 +123,8 @@ macro_rules! mirror {
 fn mirrors() -> BTreeMap<&'static str, Mirror> {
     let product = || {
         mirror!(matmul::Params: n groups x_stride y_stride y_offset counts_logits accumulate has_bias
-        expert_rows first_row num_rows slots pairs_per_row squares_at norm_k eps to_squares_at)
+        expert_rows first_row num_rows slots pairs_per_row squares_at norm_k eps to_squares_at
+        added_stride added_offset)
     };
     let logits = || mirror!(sample::Params: vocab stride);
     BTreeMap::from([
@@ -149,6 +151,11 @@ fn mirrors() -> BTreeMap<&'static str, Mirror> {
         ("expert_pairs", mirror!(expert_pairs::Params: num_experts num_active columns slots)),
         ("combine", mirror!(combine::Params: num_active stride scale logits_stride mix_at)),
         ("peak", mirror!(measure::peaks::Params: rounds factor)),
+        ("lora_shrink", mirror!(lora_shrink::Params: groups rows rank first_part squares_at norm_k eps)),
+        (
+            "lora_expand",
+            mirror!(lora_expand::Params: quads quads1 quads2 size0 size1 size2 at0 at1 at2 rank rows y_stride first_part),
+        ),
         ("logit_cap", mirror!(logit_cap::Params: stride scale cap)),
     ])
 }
@@ -208,9 +215,13 @@ fn the_metadata_accessors_read_the_words_that_rust_writes() {
         ("fn slot_of_row(row: u32) -> u32 { return step_meta[step_meta[", header::SLOT_OF_ROW),
         ("fn num_copies() -> u32 { return step_meta[", header::NUM_COPIES),
         ("fn block_copy(idx: u32) -> vec2<u32> { let at = step_meta[", header::COPIES),
+        ("fn num_lora_tiles() -> u32 { return step_meta[", header::NUM_LORA_TILES),
+        ("fn lora_tile_word(tile: u32, word: u32) -> u32 { return step_meta[step_meta[", header::LORA_TILES),
+        ("fn lora_parts(token: u32) -> u32 { return step_meta[step_meta[", header::LORA_PARTS),
     ] {
         assert!(text.contains(&format!("{call}{word}]")), "{call}{word}]");
     }
     assert!(text.contains(&format!("SAMPLING_WORDS: u32 = {}u", step_meta::SAMPLING_WORDS)));
+    assert!(text.contains(&format!("LORA_TILE_WORDS: u32 = {}u", lora_work::TILE_WORDS)));
     assert!(text.contains(&format!("ITEM_WORDS: u32 = {}u", attention_work::ITEM_WORDS)));
 }

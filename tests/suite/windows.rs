@@ -5,7 +5,7 @@ use crate::support::{core_fixtures, read_json, require_gpu};
 use kvasir::batch::{StepBatch, Want};
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
-use kvasir::executor::wgpu_executor::{ExecutorConfig, WgpuExecutor};
+use kvasir::executor::wgpu_executor::{ExecutorConfig, LoraLimits, WgpuExecutor};
 use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::{RequestId, TokenId};
 use kvasir::kernels::kv_layout::KvFormat;
@@ -153,6 +153,7 @@ fn on_gpu(model: &Model, precise: bool) -> Option<WgpuExecutor> {
         precise,
         kv: if precise { KvFormat::F32 } else { KvFormat::F16 },
         canary: false,
+        lora: LoraLimits::NONE,
     };
     Some(WgpuExecutor::new(gpu, model, cfg, &mut |_| true).unwrap_or_else(|e| panic!("{e}")))
 }

@@ -4,12 +4,15 @@ use super::super::LoadError;
 use super::activation::{Activation, Forms};
 use super::folding::{Link, Sum};
 use super::forward::Builder;
+use super::loras::{Site, SiteKernels};
 use super::product::Product;
 use super::weights::{DenseWeights, ExpertPartWeights, ExpertWeights, FfnWeights, ModelWeights, Part};
 use crate::gpu::{Buffer, BufferSlice, BufferUse, GpuError, Recording};
 use crate::kernels::combine::{self, Combine};
 use crate::kernels::expert_matmul::{self, ExpertMatmul};
 use crate::kernels::expert_pairs::{ExpertPairs, Layout};
+use crate::kernels::lora_work::LoraShape;
+use crate::kernels::matmul::Target;
 use crate::kernels::mlp::Mlp;
 use crate::kernels::route::{self, Route};
 use crate::kernels::stride;
@@ -18,7 +21,7 @@ use crate::model::spec::MlpKind;
 
 /// Bound kernels of one layer.
 pub(super) enum Ffn {
-    Dense(Dense),
+    Dense(Box<Dense>),
     Experts(Box<Experts>),
 }
 
@@ -26,6 +29,15 @@ pub(super) struct Dense {
     gate_up: Vec<Product>,
     mlp: Vec<Mlp>,
     down: Product,
+    /// Where there is room for adapters.
+    lora: Option<DenseLora>,
+}
+
+struct DenseLora {
+    gate_up: SiteKernels,
+    /// In place of the products that do what stands between them and down: these add what adapters give first.
+    adapted: Vec<Product>,
+    down: SiteKernels,
 }
 
 pub(super) struct Experts {
@@ -67,19 +79,25 @@ struct ExpertScratch {
 }
 
 impl Ffn {
-    pub(super) fn record(&self, recording: &mut Recording, n: u32) {
+    pub(super) fn record(&self, recording: &mut Recording, n: u32, lora: LoraShape) {
         match self {
-            Ffn::Dense(dense) => dense.record(recording, n),
+            Ffn::Dense(dense) => dense.record(recording, n, lora),
             Ffn::Experts(experts) => experts.record(recording, n),
         }
     }
 }
 
 impl Dense {
-    fn record(&self, recording: &mut Recording, n: u32) {
-        self.gate_up.iter().for_each(|m| m.record(recording, n));
+    fn record(&self, recording: &mut Recording, n: u32, shape: LoraShape) {
+        let lora = self.lora.as_ref();
+        lora.iter().for_each(|lora| lora.gate_up.record_before(recording, shape));
+        let adapted = lora.filter(|lora| lora.gate_up.is_needed(shape) && !lora.adapted.is_empty());
+        adapted.map_or(&self.gate_up, |lora| &lora.adapted).iter().for_each(|m| m.record(recording, n));
+        lora.iter().for_each(|lora| lora.gate_up.record_after(recording, shape));
         self.mlp.iter().for_each(|k| k.record(recording, n));
+        lora.iter().for_each(|lora| lora.down.record_before(recording, shape));
         self.down.record(recording, n);
+        lora.iter().for_each(|lora| lora.down.record_after(recording, shape));
     }
 }
 
@@ -91,7 +109,7 @@ impl Experts {
         self.gate_up.iter().for_each(|m| m.record(recording, n));
         self.mlp.iter().for_each(|k| k.record(recording, n));
         self.down.record(recording, n);
-        self.shared.iter().for_each(|shared| shared.record(recording, n));
+        self.shared.iter().for_each(|shared| shared.record(recording, n, LoraShape::default()));
         self.combine.record(recording, n);
     }
 }
@@ -107,6 +125,13 @@ impl FfnWeights {
                 plain.chain(experts.gate_up.iter().map(|p| b.forms(p.matrix.format))).collect()
             }
         }
+    }
+}
+
+impl FfnScratch {
+    /// The rows of gate and up, their elements, and where what stands between them and down goes.
+    pub(super) fn gate_up_rows(&self, b: &Builder<'_>) -> Option<(&BufferSlice, u32, &Activation)> {
+        self.dense.as_ref().map(|dense| (&dense.gate_up, b.gate_up_stride(dense.size), &dense.gated))
     }
 }
 
@@ -173,15 +198,23 @@ impl Builder<'_> {
     /// `rows` is what it reads and the link that it stands behind; mixtures add to the hidden state `x` themselves.
     pub(super) fn ffn(
         &mut self,
-        weights: &FfnWeights,
+        (l, weights): (usize, &FfnWeights),
         rows: (&Activation, Link),
         scratch: &FfnScratch,
         to: Sum<'_>,
         x: &BufferSlice,
     ) -> Result<Ffn, LoadError> {
         let normed = rows.0;
+        let gate_up = self.lora_of_gate_up(l, weights, rows, scratch)?;
         match (weights, &scratch.dense, &scratch.experts, &self.spec.block.experts) {
-            (FfnWeights::Dense(weights), Some(scratch), ..) => Ok(Ffn::Dense(self.dense(weights, rows, scratch, to)?)),
+            (FfnWeights::Dense(weights), Some(scratch), ..) => {
+                let dense = self.dense(weights, rows, scratch, to)?;
+                let lora = match gate_up {
+                    Some(gate_up) => self.dense_lora((l, weights), gate_up, rows, scratch, to)?,
+                    None => None,
+                };
+                Ok(Ffn::Dense(Box::new(Dense { lora, ..dense })))
+            }
             (FfnWeights::Experts(weights), _, Some(scratch), Some(spec)) => {
                 Ok(Ffn::Experts(Box::new(self.experts(weights, spec, normed, scratch, x)?)))
             }
@@ -211,7 +244,33 @@ impl Builder<'_> {
             }
         };
         let gate_up = gate_up?;
-        Ok(Dense { gate_up, mlp, down: self.sum(&weights.down, &scratch.gated, to)? })
+        Ok(Dense { gate_up, mlp, down: self.sum(&weights.down, &scratch.gated, to)?, lora: None })
+    }
+
+    fn dense_lora(
+        &mut self,
+        (l, weights): (usize, &DenseWeights),
+        gate_up: SiteKernels,
+        (rows, link): (&Activation, Link),
+        scratch: &DenseScratch,
+        to: Sum<'_>,
+    ) -> Result<Option<DenseLora>, LoadError> {
+        let adapted: Result<Vec<Product>, LoadError> = match &scratch.gated.i8 {
+            Some(gated) if weights.is_interleaved => {
+                let parts = weights.gate_up.iter();
+                let added = &scratch.gate_up;
+                let adapted = |part| {
+                    let rows = self.rows_behind(link, part, rows)?;
+                    let target = Target::Adapted { activation: self.spec.block.activation, y: gated, added };
+                    self.fused(part, rows, target)
+                };
+                parts.map(adapted).collect()
+            }
+            _ => Ok(Vec::new()),
+        };
+        let down = self.lora_of_sum((l, Site::Down), &scratch.gated, to)?;
+        let adapted = adapted?;
+        Ok(down.map(|down| DenseLora { gate_up, adapted, down }))
     }
 
     /// What stands between the products.

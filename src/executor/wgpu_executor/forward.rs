@@ -9,12 +9,13 @@ use super::folding::Link;
 use super::hidden::Hidden;
 use super::kv_buffers::KvBuffers;
 use super::latents::{Latent, LatentScratch};
+use super::loras::{LoraSlots, Site, SiteKernels};
 use super::product::{Product, Reordered};
-use super::shapes::{self, attention_shape, kv_layout, norm_buffers, norm_kind};
+use super::shapes::{self, StepShape, attention_shape, kv_layout, norm_buffers, norm_kind, warm_up_shapes};
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
+use crate::batch::BlockCopy;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording};
 use crate::kernels::attention::{self, Attention};
-use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::context::{Activations, KernelContext, RowCount, RowOutput};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
@@ -35,23 +36,13 @@ use crate::kernels::{Class, ParamArena, stride};
 use crate::model::groups::LayerGroups;
 use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
-/// What a step is recorded for.
-#[derive(Clone, Copy, Debug)]
-pub struct StepShape {
-    pub num_tokens: u32,
-    pub num_logits: u32,
-    pub attention: WorkCounts,
-    pub has_penalties: bool,
-    pub has_masks: bool,
-    pub has_logprobs: bool,
-    pub has_hidden: bool,
-}
-
 /// Bound kernels of one layer.
 struct Layer {
     /// What attention's input passes through: a norm, or a copy in the forms that are read.
     attn_norm: Vec<Norm>,
     qkv: Vec<Product>,
+    /// Where there is room for adapters, here and below.
+    lora_qkv: Option<SiteKernels>,
     /// Where the q and k norm is not rope's own.
     qk_norm: Option<HeadsNorm>,
     /// Of latent attention, in place of rope.
@@ -61,6 +52,7 @@ struct Layer {
     /// Where attention cannot quantise its own output.
     quantise_attended: Option<Quantise>,
     o: Product,
+    lora_o: Option<SiteKernels>,
     /// Where the sum is not the product's own: attention's part added to the hidden state.
     add_attended: Option<Norm>,
     /// Empty where the MLP reads what attention read.
@@ -122,6 +114,7 @@ pub(super) struct Builder<'a> {
     meta: BufferSlice,
     arena: ParamArena,
     reordered: Reordered,
+    pub(super) loras: &'a LoraSlots,
 }
 
 impl Forward {
@@ -129,7 +122,7 @@ impl Forward {
         gpu: &Gpu,
         (spec, groups): (&ModelSpec, &LayerGroups),
         cfg: &ExecutorConfig,
-        weights: &ModelWeights,
+        (weights, loras): (&ModelWeights, &LoraSlots),
         meta: &Buffer,
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
@@ -142,6 +135,7 @@ impl Forward {
             meta: meta.whole(),
             arena: ParamArena::new(),
             reordered: Reordered::default(),
+            loras,
         };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
@@ -154,8 +148,8 @@ impl Forward {
     }
 
     /// Copies of blocks, before anything reads or marks them.
-    pub fn record_copies(&self, recording: &mut Recording, num_copies: u32) {
-        self.copy_blocks.record(recording, num_copies);
+    pub fn record_copies(&self, recording: &mut Recording, copies: &[BlockCopy]) {
+        self.copy_blocks.record(recording, copies);
     }
 
     /// Everything from token ids to logits and, if `samples`, to tokens.
@@ -166,6 +160,7 @@ impl Forward {
         for layer in &self.layers {
             layer.attn_norm.iter().for_each(|k| k.record(recording, n));
             layer.qkv.iter().for_each(|m| m.record(recording, n));
+            layer.lora_qkv.iter().for_each(|k| k.record_after(recording, shape.lora));
             layer.qk_norm.iter().for_each(|k| k.record(recording, n));
             layer.rope.iter().for_each(|k| k.record(recording, n));
             layer.latent.iter().for_each(|k| k.record(recording, n));
@@ -178,12 +173,14 @@ impl Forward {
             if self.residual == Residual::Parallel {
                 layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
             }
+            layer.lora_o.iter().for_each(|k| k.record_before(recording, shape.lora));
             layer.o.record(recording, n);
+            layer.lora_o.iter().for_each(|k| k.record_after(recording, shape.lora));
             layer.add_attended.iter().for_each(|k| k.record(recording, n));
             if self.residual == Residual::Sequential {
                 layer.ffn_norm.iter().for_each(|k| k.record(recording, n));
             }
-            layer.ffn.record(recording, n);
+            layer.ffn.record(recording, n, shape.lora);
             layer.add_mlp.iter().for_each(|k| k.record(recording, n));
         }
         self.hidden.record(recording, shape);
@@ -212,17 +209,9 @@ impl Forward {
 
     /// One tiny dispatch of every pipeline, on zeroed metadata: drivers compile at the first dispatch.
     pub fn record_warm_up(&self, recording: &mut Recording) {
-        for tokens in matmul::COLUMNS {
-            let shape = StepShape {
-                num_tokens: tokens,
-                num_logits: tokens.min(self.max_logits),
-                attention: WorkCounts::some(tokens),
-                has_penalties: true,
-                has_masks: true,
-                has_logprobs: true,
-                has_hidden: true,
-            };
-            self.record_copies(recording, 1);
+        let has_loras = self.layers.iter().any(|layer| layer.lora_qkv.is_some());
+        for shape in warm_up_shapes(self.max_logits, has_loras) {
+            self.record_copies(recording, &[BlockCopy { from: 0, to: 0 }]);
             self.record(recording, shape, true);
         }
     }
@@ -331,8 +320,10 @@ impl Builder<'_> {
         let (to_attention, to_ffn) = (self.link_to_attention(model, l), self.link_to_ffn(weights));
         let qkv = weights.qkv.iter();
         let qkv = qkv.map(|p| self.product(p, (&scratch.normed, to_attention), (&scratch.qkv, rope_stride)));
+        let o_sum = scratch.sum(to_ffn, weights.ffn_norm.as_ref());
         Ok(Layer {
             qkv: qkv.collect::<Result<_, _>>()?,
+            lora_qkv: self.lora_of_qkv(l, weights, to_attention, scratch, rope_stride)?,
             attn_norm: self.norm_of_link(to_attention, weights.attn_norm.as_ref(), scratch)?,
             qk_norm: self.heads_norm(weights, scratch)?,
             latent: self.latent_of(l, weights, scratch, table, &k_cache)?,
@@ -342,7 +333,8 @@ impl Builder<'_> {
             },
             attention: self.attention(l, weights, scratch, (&k_cache, &v_cache))?,
             quantise_attended: self.quantise_attended(scratch)?,
-            o: self.sum(&weights.o, &scratch.attended, scratch.sum(to_ffn, weights.ffn_norm.as_ref()))?,
+            o: self.sum(&weights.o, &scratch.attended, o_sum)?,
+            lora_o: self.lora_of_sum((l, Site::O), &scratch.attended, o_sum)?,
             add_attended: self.add_branch(weights.post_attn_norm.as_ref(), scratch)?,
             ffn_norm: match self.spec.block.residual {
                 Residual::ParallelOneNorm => Vec::new(),
@@ -351,7 +343,7 @@ impl Builder<'_> {
             ffn: {
                 let next = self.norm_after(model, l);
                 let to = scratch.sum(if next.is_some() { Link::Fused } else { Link::Normed }, next);
-                self.ffn(&weights.ffn, (&scratch.normed, to_ffn), &scratch.ffn, to, &scratch.x)?
+                self.ffn((l, &weights.ffn), (&scratch.normed, to_ffn), &scratch.ffn, to, &scratch.x)?
             },
             add_mlp: match weights.ffn.experts() {
                 // A mixture adds its part itself.

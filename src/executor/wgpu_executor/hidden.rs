@@ -4,7 +4,8 @@
 
 use super::super::LoadError;
 use super::activation::Activation;
-use super::forward::{Builder, Scratch, StepShape};
+use super::forward::{Builder, Scratch};
+use super::shapes::StepShape;
 use super::weights::NormWeights;
 use crate::gpu::{BufferSlice, Recording};
 use crate::kernels::context::RowCount;

@@ -48,8 +48,12 @@ impl KvBuffers {
         (spec, num_layers): (&ModelSpec, u32),
         has_canary: bool,
     ) -> Result<KvBuffers, GpuError> {
-        let alloc = |label: String| gpu.alloc(&label, layout.buffer_bytes(), BufferUse::Storage);
         let is_one = spec.block.latent.is_some();
+        let alloc = |label: String| match is_one {
+            // `latent_write` writes words.
+            true => gpu.alloc(&label, layout.buffer_bytes(), BufferUse::Storage),
+            false => layout.alloc(gpu, &label),
+        };
         let layer = |l| {
             let k = alloc(format!("layer {l} keys"))?;
             let v = if is_one { k.clone() } else { alloc(format!("layer {l} values"))? };

@@ -12,6 +12,7 @@ mod forward;
 mod hidden;
 mod kv_buffers;
 mod latents;
+mod loras;
 mod product;
 mod rope_tables;
 mod scores;
@@ -20,6 +21,7 @@ mod sizes;
 mod swap;
 mod weights;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput, StepStats};
@@ -29,18 +31,23 @@ use crate::ids::HostSlot;
 use crate::kernels::Class;
 use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use crate::kernels::canary::{self, Canary};
+use crate::kernels::lora_work::LoraWork;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
+use crate::model::lora::Adapter;
 use crate::model::spec::ModelSpec;
 use crate::telemetry::kernels::by_kernel;
-use forward::{Forward, StepShape};
+use forward::Forward;
+use loras::LoraSlots;
+use shapes::StepShape;
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
 
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
+pub use loras::LoraLimits;
 pub use shapes::kv_layout;
 pub use sizes::{weights_bytes, workspace_bytes};
 pub use weights::Progress;
@@ -62,6 +69,8 @@ pub struct ExecutorConfig {
     pub kv: KvFormat,
     /// Marks every slot of the pool with what was written to it, and checks the marks before reading.
     pub canary: bool,
+    /// How many LoRA adapters can be loaded.
+    pub lora: LoraLimits,
 }
 
 /// Runs steps on a GPU.
@@ -79,6 +88,8 @@ pub struct WgpuExecutor {
     meta_words: Vec<u32>,
     work: AttentionWork,
     work_limits: WorkLimits,
+    loras: LoraSlots,
+    lora_work: LoraWork,
     recording: Recording,
     swapper: Swapper,
     canary: Option<Canary>,
@@ -130,7 +141,8 @@ impl WgpuExecutor {
         let slots = shapes::attention_slots(&spec, &cfg, gpu.caps().max_binding_bytes);
         let words = meta_words(&spec, &cfg, u64::from(groups.num_groups()), slots);
         let meta = gpu.alloc("step metadata", words * 4, BufferUse::Storage)?;
-        let forward = Forward::new(&gpu, (&spec, &groups), &cfg, &weights, &meta)?;
+        let loras = LoraSlots::alloc(&gpu, &spec, cfg.lora, cfg.max_tokens_per_step)?;
+        let forward = Forward::new(&gpu, (&spec, &groups), &cfg, (&weights, &loras), &meta)?;
         if !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
@@ -145,6 +157,8 @@ impl WgpuExecutor {
             meta_words: Vec::new(),
             work: AttentionWork::default(),
             work_limits: work_limits(&gpu, &spec, &cfg),
+            loras,
+            lora_work: LoraWork::default(),
             recording: Recording::new("step"),
             canary,
             in_flight: None,
@@ -198,7 +212,8 @@ impl WgpuExecutor {
     }
 
     fn warm_up(&mut self) -> Result<(), GpuError> {
-        self.gpu.write(&self.meta.slice(0, 128), &[0; 128]);
+        const HEADER: usize = 4 * step_meta::HEADER_WORDS;
+        self.gpu.write(&self.meta.slice(0, HEADER as u64), &[0; HEADER]);
         self.recording.clear();
         self.forward.record_warm_up(&mut self.recording);
         let in_flight = self.replayer.submit(&self.gpu, &self.recording, &[])?;
@@ -211,9 +226,13 @@ impl WgpuExecutor {
         batch.check(self.cfg.num_blocks, self.spec.vocab_size).map_err(ExecError::Rejected)?;
         batch.check_transfers(self.cfg.num_blocks, self.num_host_blocks()).map_err(ExecError::Rejected)?;
         self.work.plan(batch, &self.work_limits);
+        let loras = &self.loras;
+        let missing = |id| ExecError::Rejected(format!("adapter {id:016x} is not loaded"));
+        self.lora_work.plan(batch, |id| loras.place(id)).map_err(missing)?;
+        let words = step_meta::num_words(batch, &self.work) + self.lora_work.num_words();
         let limits = [
             ("tokens", batch.num_tokens(), self.cfg.max_tokens_per_step as usize),
-            ("metadata words", step_meta::num_words(batch, &self.work), (self.meta.size() / 4) as usize),
+            ("metadata words", words, (self.meta.size() / 4) as usize),
         ];
         if let Some((what, n, limit)) = limits.iter().find(|(_, n, limit)| n > limit) {
             return Err(ExecError::Rejected(format!("{n} {what} in a step, the limit is {limit}")));
@@ -240,6 +259,7 @@ impl WgpuExecutor {
         swaps: bool,
     ) -> Result<(InFlight, Option<Outgoing>), GpuError> {
         step_meta::encode(batch, &self.work, &mut self.meta_words);
+        self.lora_work.append(&mut self.meta_words);
         let bytes = bytemuck::cast_slice(&self.meta_words);
         self.gpu.write(&self.meta.slice(0, bytes.len() as u64), bytes);
         let shape = StepShape {
@@ -250,6 +270,7 @@ impl WgpuExecutor {
             has_masks: !batch.masks.is_empty(),
             has_logprobs: batch.sampling.iter().any(|s| s.logprobs.is_some()),
             has_hidden: !batch.hidden.is_empty(),
+            lora: self.lora_work.shape(),
         };
         let samples = batch.want == Want::Ids;
         self.recording.clear();
@@ -261,7 +282,7 @@ impl WgpuExecutor {
             self.swapper.record_in(&self.gpu, &mut self.recording, &batch.swap_in)?;
         }
         if !head_only {
-            self.forward.record_copies(&mut self.recording, batch.copies.len() as u32);
+            self.forward.record_copies(&mut self.recording, &batch.copies);
         }
         let mut marks = None;
         if let Some(canary) = self.canary.as_ref().filter(|_| !head_only && !batch.chains.is_empty()) {
@@ -455,6 +476,18 @@ impl Executor for WgpuExecutor {
         self.forward.kv.block_bytes()
     }
 
+    fn load_adapter(&mut self, adapter: &Arc<Adapter>) -> Result<(), ExecError> {
+        if self.loras.is_empty() {
+            let fault = "no room was made for adapters when the model was loaded (--max-loras)";
+            return Err(ExecError::Rejected(fault.into()));
+        }
+        self.loras.load(&self.gpu, &self.spec, adapter)
+    }
+
+    fn unload_adapter(&mut self, adapter: u64) {
+        self.loras.unload(adapter);
+    }
+
     fn gpu_bytes(&self) -> u64 {
         self.allocated_bytes()
     }
@@ -487,7 +520,9 @@ fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64, attention_slo
     let per_row =
         groups * (blocks + 1) + copy + mask + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
     let work = AttentionWork::max_words(tokens, attention_slots);
-    step_meta::HEADER_WORDS as u64 + tokens * (4 + groups + step_meta::SAMPLING_WORDS as u64) + rows * per_row + work
+    let loras = if cfg.lora == LoraLimits::NONE { 0 } else { LoraWork::max_words(tokens) };
+    let per_token = 4 + groups + step_meta::SAMPLING_WORDS as u64;
+    step_meta::HEADER_WORDS as u64 + tokens * per_token + rows * per_row + work + loras
 }
 
 fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {

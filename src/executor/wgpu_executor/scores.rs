@@ -4,10 +4,11 @@
 //! Guarantees: no logits come back, only a row for each token; steps without scored tokens cost nothing.
 
 use super::WgpuExecutor;
-use super::forward::StepShape;
+use super::shapes::StepShape;
 use crate::batch::{RowSampling, ScoredToken, StepBatch};
 use crate::gpu::GpuError;
 use crate::kernels::attention_work::WorkCounts;
+use crate::kernels::lora_work::LoraShape;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::protocol::{SamplingParams, TokenLogprobs};
@@ -56,6 +57,7 @@ impl WgpuExecutor {
             has_masks: false,
             has_logprobs: true,
             has_hidden: false,
+            lora: LoraShape::default(),
         };
         self.forward.record_head(&mut self.recording, shape, false);
         self.forward.logprobs.record(&mut self.recording, shape.num_logits);

@@ -1,10 +1,13 @@
-//! What a model's spec and the executor's settings mean for kernels.
+//! What a model's spec, the executor's settings and a step mean for kernels.
 
 use super::ExecutorConfig;
 use super::weights::NormWeights;
 use crate::gpu::{Buffer, BufferSlice};
 use crate::kernels::attention;
+use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::kv_layout::KvLayout;
+use crate::kernels::lora_work::{LoraShape, TILE_TOKENS};
+use crate::kernels::matmul;
 use crate::kernels::norm::Kind;
 use crate::memory;
 use crate::model::spec::{ModelSpec, NormKind};
@@ -50,4 +53,37 @@ pub fn norm_kind<'a>(kind: NormKind, gain: Option<&'a BufferSlice>, bias: Option
         (Some(gain), NormKind::Rms) => Kind::Rms { gain },
         (Some(gain), NormKind::Layer { .. }) => Kind::Layer { gain, bias },
     }
+}
+
+/// What a step is recorded for.
+#[derive(Clone, Copy, Debug)]
+pub struct StepShape {
+    pub num_tokens: u32,
+    pub num_logits: u32,
+    pub attention: WorkCounts,
+    pub has_penalties: bool,
+    pub has_masks: bool,
+    pub has_logprobs: bool,
+    pub has_hidden: bool,
+    pub lora: LoraShape,
+}
+
+/// Steps that use every kernel: of each number of tokens that products are compiled for, without adapters and, where there
+/// is room for some, with them.
+pub fn warm_up_shapes(max_logits: u32, has_loras: bool) -> impl Iterator<Item = StepShape> {
+    let lora = |columns| LoraShape { num_tiles: 1, columns, parts: u32::MAX };
+    let loras = [LoraShape::default(), lora(1), lora(TILE_TOKENS)];
+    let loras = loras.into_iter().take(if has_loras { 3 } else { 1 });
+    loras.flat_map(move |lora| {
+        matmul::COLUMNS.map(|tokens| StepShape {
+            num_tokens: tokens,
+            num_logits: tokens.min(max_logits),
+            attention: WorkCounts::some(tokens),
+            has_penalties: true,
+            has_masks: true,
+            has_logprobs: true,
+            has_hidden: true,
+            lora,
+        })
+    })
 }

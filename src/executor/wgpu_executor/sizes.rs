@@ -4,7 +4,7 @@
 //! adapter, so it does not know which of two forms attention writes there; it counts both.
 
 use super::activation::{Forms, SQUARES_BYTES};
-use super::{ExecutorConfig, forward, meta_words, shapes};
+use super::{ExecutorConfig, forward, loras, meta_words, shapes};
 use crate::kernels::expert_pairs::Layout;
 use crate::kernels::pack::Format;
 use crate::kernels::{GROUP, logprobs, stride};
@@ -95,7 +95,8 @@ impl Joined {
     }
 }
 
-/// Bytes of activations, attention's partial results, logits, tables of cosines and sines, and the step's metadata.
+/// Bytes of activations, attention's partial results, logits, tables of cosines and sines, the step's metadata, and the
+/// slots of LoRA adapters.
 /// Where an adapter's products keep gate and up to themselves, as much less as these take is allocated.
 pub fn workspace_bytes(model: &Model, cfg: &ExecutorConfig) -> Result<u64, ModelError> {
     let spec = model.spec();
@@ -110,7 +111,9 @@ pub fn workspace_bytes(model: &Model, cfg: &ExecutorConfig) -> Result<u64, Model
         * (vocab + logprobs::ROW_BYTES + 8 + inputs.bytes(inputs.head, spec.hidden_size));
     let meta = meta_words(spec, cfg, u64::from(LayerGroups::of(spec).num_groups()), slots) * 4;
     let per_token = attention_row_bytes(spec, &inputs) + latent_row_bytes(spec, &inputs) + ffn_row_bytes(spec, &inputs);
-    let sum = [rows.saturating_mul(per_token), partials, logits, rope_bytes(spec, cfg), meta];
+    let per_token = per_token + loras::row_bytes(spec, cfg.lora);
+    let slots = loras::slot_bytes(spec, cfg.lora);
+    let sum = [rows.saturating_mul(per_token), partials, logits, rope_bytes(spec, cfg), meta, slots];
     Ok(sum.into_iter().fold(0, u64::saturating_add))
 }
 

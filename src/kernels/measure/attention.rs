@@ -46,9 +46,14 @@ pub struct Measurement {
     pub dispatches: u32,
 }
 
+/// Keys and values of all layers, unless those are [`MOST_LAYERS`]: more than a core's caches hold, as in a step.
+const STREAM_BYTES: u64 = 96 << 20;
+const MOST_LAYERS: u64 = 30;
+
 /// A case on the GPU.
 struct Ready {
-    bound: Attention,
+    /// One for each layer, each with keys and values of its own.
+    layers: Vec<Attention>,
     counts: WorkCounts,
     y: BufferSlice,
     kv_bytes: u64,
@@ -56,18 +61,19 @@ struct Ready {
 
 /// Measures one case for about `budget`.
 pub fn attention(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement, GpuError> {
-    measured(gpu, ready(gpu, case, &[])?, budget)
+    measured(gpu, ready(gpu, case, &[], MOST_LAYERS)?, budget)
 }
 
 /// The same case with one running softmax over all keys instead of partial results over fixed ranges, which are what
 /// makes results independent of how the work is cut.
 pub fn with_one_range(gpu: &Gpu, case: &Case, budget: Duration) -> Result<Measurement, GpuError> {
-    measured(gpu, ready(gpu, case, &["ONE_RANGE"])?, budget)
+    measured(gpu, ready(gpu, case, &["ONE_RANGE"], MOST_LAYERS)?, budget)
 }
 
 fn measured(gpu: &Gpu, ready: Ready, budget: Duration) -> Result<Measurement, GpuError> {
-    let Ready { bound, counts, kv_bytes, .. } = ready;
-    let seconds = seconds_of(gpu, &mut |recording| bound.record(recording, counts), budget)?;
+    let Ready { layers, counts, kv_bytes, .. } = ready;
+    let record = &mut |recording: &mut Recording| layers.iter().for_each(|layer| layer.record(recording, counts));
+    let seconds = seconds_of(gpu, record, budget)? / layers.len() as f64;
     let counts = [counts.single, counts.several, counts.merges];
     Ok(Measurement {
         us: seconds * 1e6,
@@ -78,9 +84,9 @@ fn measured(gpu: &Gpu, ready: Ready, budget: Duration) -> Result<Measurement, Gp
 
 /// What a case gives, f32 `[rows, out_stride]`: the content of slots depends on where they lie alone.
 pub fn output(gpu: &Gpu, case: &Case) -> Result<Vec<f32>, GpuError> {
-    let Ready { bound, counts, y, .. } = ready(gpu, case, &[])?;
+    let Ready { layers, counts, y, .. } = ready(gpu, case, &[], 1)?;
     let mut recording = Recording::new("attention");
-    bound.record(&mut recording, counts);
+    layers.iter().for_each(|layer| layer.record(&mut recording, counts));
     let mut replayer = Replayer::new(gpu);
     let in_flight = replayer.submit(gpu, &recording, &[y])?;
     let finished = replayer.wait(gpu, in_flight)?;
@@ -93,7 +99,13 @@ fn words(bytes: u64, seed: u32) -> Vec<u32> {
     (0..(bytes / 4) as u32).map(word).collect()
 }
 
-fn ready(gpu: &Gpu, case: &Case, flags: &[&str]) -> Result<Ready, GpuError> {
+/// Queries of about the size that real ones have. Denormal numbers cost a CPU a hundred times as much as others.
+fn numbers(bytes: u64) -> Vec<f32> {
+    let number = |i: u32| (i.wrapping_mul(0x9E37_79B1) >> 8) as f32 / (1 << 24) as f32 - 0.5;
+    (0..(bytes / 4) as u32).map(number).collect()
+}
+
+fn ready(gpu: &Gpu, case: &Case, flags: &[&str], most_layers: u64) -> Result<Ready, GpuError> {
     let (shape, class) = (case.shape, Class::of(gpu.caps()));
     let (batch, num_blocks) = batch(case);
     let layout = KvLayout {
@@ -125,12 +137,9 @@ fn ready(gpu: &Gpu, case: &Case, flags: &[&str]) -> Result<Ready, GpuError> {
     gpu.write(&meta, bytemuck::cast_slice(&step));
     let rows = u64::from(case.rows);
     let q = alloc("q", rows * u64::from(shape.q_stride()) * 4)?;
-    let (k, v) = (alloc("keys", layout.buffer_bytes())?, alloc("values", layout.buffer_bytes())?);
     let partials = alloc("partials", slots * shape.partial_bytes())?;
     let y = alloc("y", rows * u64::from(shape.out_stride()) * 4)?;
-    gpu.write(&q, bytemuck::cast_slice(&words(q.size, 1)));
-    gpu.write(&k, bytemuck::cast_slice(&words(k.size, 2)));
-    gpu.write(&v, bytemuck::cast_slice(&words(v.size, 3)));
+    gpu.write(&q, bytemuck::cast_slice(&numbers(q.size)));
     let mut ctx = KernelContext {
         gpu,
         class,
@@ -139,13 +148,23 @@ fn ready(gpu: &Gpu, case: &Case, flags: &[&str]) -> Result<Ready, GpuError> {
         multiply_pairs: KernelContext::prefers_pairs(gpu),
     };
     let out = RowOutput::F32(&y);
-    let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y: out };
     let addressing: &[&str] = if case.is_contiguous { &["CONTIGUOUS"] } else { &[] };
     let flags = [flags, addressing].concat();
-    let bound = Attention::with_flags(&mut ctx, "attention", &shape, (None, 0), &buffers, &flags)?;
     let token_bytes = layout.block_bytes() / u64::from(case.block_size);
     let kv_bytes = 2 * token_bytes * u64::from(case.context + 1) * rows;
-    Ok(Ready { bound, counts: work.counts, y, kv_bytes })
+    let content = [2, 3].map(|seed| words(layout.buffer_bytes(), seed));
+    let mut layers = Vec::new();
+    for _ in 0..(STREAM_BYTES / kv_bytes).clamp(1, most_layers) {
+        let cache = |content: &[u32]| -> Result<_, GpuError> {
+            let to = layout.alloc(gpu, "cache")?.whole();
+            gpu.write(&to, bytemuck::cast_slice(content));
+            Ok(to)
+        };
+        let (k, v) = (cache(&content[0])?, cache(&content[1])?);
+        let buffers = Buffers { q: &q, k_cache: &k, v_cache: &v, sinks: None, partials: &partials, y: out };
+        layers.push(Attention::with_flags(&mut ctx, "attention", &shape, (None, 0), &buffers, &flags)?);
+    }
+    Ok(Ready { layers, counts: work.counts, y, kv_bytes })
 }
 
 /// Tables that share their first blocks; and the blocks of the pool.

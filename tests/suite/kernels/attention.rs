@@ -145,8 +145,8 @@ fn launch(rig: &Rig, shape: &Shape, world: &World, window: Option<u32>, cut: Cut
     let meta = rig.step_meta(step_meta::num_words(&world.batch, &work));
     rig.set_work(&meta, &world.batch, &work);
     let q = rig.upload("q", &world.q);
-    let k = rig.upload("k_cache", &world.layout.encode(&world.k));
-    let v = rig.upload("v_cache", &world.layout.encode(&world.v));
+    let k = rig.cache("k_cache", &world.layout, &world.k);
+    let v = rig.cache("v_cache", &world.layout, &world.v);
     // What is not written must not be read.
     let partials = rig.filled("partials", 2000 * shape.partial_bytes() as usize / 4, f32::NAN);
     let (q, k, v, partials) = (q.whole(), k.whole(), v.whole(), partials.whole());
@@ -436,8 +436,8 @@ fn zeroed_metadata_writes_nothing() {
         let meta = rig.step_meta(64);
         let out = rig.filled("out", 2 * shape.out_stride() as usize, 7.0);
         let q = rig.upload("q", &world.q);
-        let k = rig.upload("k_cache", &world.layout.encode(&world.k));
-        let v = rig.upload("v_cache", &world.layout.encode(&world.v));
+        let k = rig.cache("k_cache", &world.layout, &world.k);
+        let v = rig.cache("v_cache", &world.layout, &world.v);
         let y = out.whole();
         let partials = rig.filled("partials", 64, 0.0).whole();
         let (q, k, v, y) = (q.whole(), k.whole(), v.whole(), RowOutput::F32(&y));

@@ -6,6 +6,7 @@ use kvasir::batch::StepBatch;
 use kvasir::gpu::Uploader;
 use kvasir::gpu::{Buffer, BufferSlice, BufferUse, Defines, Gpu, GpuError, GpuRequest, Kernel, Recording, Replayer};
 use kvasir::kernels::attention_work::AttentionWork;
+use kvasir::kernels::kv_layout::KvLayout;
 use kvasir::kernels::{Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, step_meta};
 use kvasir::model::dtype::DType;
 
@@ -56,6 +57,13 @@ impl Rig {
         let bytes: &[u8] = bytemuck::cast_slice(words);
         let buffer = self.gpu.alloc(label, bytes.len() as u64, BufferUse::Storage).expect("memory for a test");
         self.gpu.write(&buffer.whole(), bytes);
+        buffer
+    }
+
+    /// Keys or values in memory of the kind that the executor takes.
+    pub fn cache(&self, label: &str, layout: &KvLayout, values: &[f32]) -> Buffer {
+        let buffer = layout.alloc(&self.gpu, label).expect("memory for a test");
+        self.gpu.write(&buffer.whole(), &layout.encode(values));
         buffer
     }
 

@@ -111,7 +111,7 @@ fn last_positions(rig: &Rig, format: KvFormat, num_kv_heads: u32, stored: f32) {
     let (qkv_buffer, rope_buffer) = (rig.upload("qkv", &qkv), rig.upload("rope", &pairs));
     // Padding is not written.
     let q_buffer = rig.filled("q", (COMPUTED * shape.q_stride()) as usize, 0.0);
-    let (k_buffer, v_buffer) = (rig.upload("k", &layout.encode(&k)), rig.upload("v", &layout.encode(&v)));
+    let (k_buffer, v_buffer) = (rig.cache("k", &layout, &k), rig.cache("v", &layout, &v));
     let cached = |buffer| layout.decode(&rig.read::<u8>(buffer));
     let buffers = rope_kv_write::Buffers {
         qkv: &qkv_buffer.whole(),

@@ -9,6 +9,7 @@ pub mod harness;
 mod heads_norm;
 mod latent_write;
 mod long_context;
+mod lora;
 mod mask;
 mod matmul;
 mod rope_kv_write;

@@ -57,8 +57,8 @@ fn run(
     let rope = rig.upload("rope", &table(shape.rotary_dim));
     let gains = rig.upload("gains", gains);
     let q = rig.filled("q", batch.num_tokens() * shape.q_stride() as usize, 0.0);
-    let sevens = layout.encode(&vec![7.0; layout.num_values() as usize]);
-    let (k, v) = (rig.upload("k_cache", &sevens), rig.upload("v_cache", &sevens));
+    let sevens = vec![7.0; layout.num_values() as usize];
+    let (k, v) = (rig.cache("k_cache", layout, &sevens), rig.cache("v_cache", layout, &sevens));
     let gains = gains.whole();
     let buffers = Buffers {
         qkv: &qkv.whole(),
