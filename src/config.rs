@@ -9,6 +9,12 @@ use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
+mod lora;
+mod words;
+
+pub use lora::LoraArgs;
+use words::{PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, word_of};
+
 /// Largest context that a flag may ask for.
 const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
 
@@ -339,6 +345,8 @@ pub struct EngineArgs {
     /// Mark every slot of the KV cache with its token and check the marks before each read
     #[arg(long)]
     pub kv_canary: bool,
+    #[command(flatten)]
+    pub lora: LoraArgs,
     /// Use no optional feature of the adapter
     #[arg(long)]
     pub floor: bool,
@@ -460,6 +468,7 @@ impl EngineArgs {
             precise: self.precise,
             kv_cache_dtype,
             kv_canary: self.kv_canary,
+            lora: self.lora.resolve()?,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
@@ -471,22 +480,6 @@ impl EngineArgs {
     }
 }
 
-const PREEMPTION_MODES: [(&str, PreemptionMode); 3] =
-    [("auto", PreemptionMode::Auto), ("recompute", PreemptionMode::Recompute), ("swap", PreemptionMode::Swap)];
-
-const SCHEDULING_POLICIES: [(&str, QueuePolicy); 4] = [
-    ("fair", QueuePolicy::Fair),
-    ("fcfs", QueuePolicy::Fcfs),
-    ("priority", QueuePolicy::Priority),
-    ("longest-prefix", QueuePolicy::LongestPrefix),
-];
-
-const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
-    ("last-in", VictimPolicy::LastIn),
-    ("least-computed", VictimPolicy::LeastComputed),
-    ("priority", VictimPolicy::Priority),
-];
-
 /// A size in GiB as bytes.
 fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, ConfigError> {
     let size = given.unwrap_or(default);
@@ -494,20 +487,6 @@ fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, Conf
         return Err(ConfigError::Invalid { name, message: format!("must be between 0 and {MAX_GIB} GiB, not {size}") });
     }
     Ok((size * (1u64 << 30) as f64) as u64)
-}
-
-/// The meaning of the word that a flag or the file gives; the first of `words` where neither does.
-fn word_of<T: Copy>(
-    name: &'static str,
-    words: &[(&str, T)],
-    flag: Option<&str>,
-    file: &Option<String>,
-) -> Result<T, ConfigError> {
-    let Some(word) = flag.or(file.as_deref()) else { return Ok(words[0].1) };
-    words.iter().find(|(known, _)| *known == word).map(|(_, meaning)| *meaning).ok_or_else(|| {
-        let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
-        ConfigError::Invalid { name, message: format!("must be one of {}, not `{word}`", known.join(", ")) }
-    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use super::disk::{DiskConfig, DiskTier, Format};
 use super::handle::{AdapterSummary, EngineStatus, FailureKind, GenerationDefaults, LoadedModel};
+use super::loras::{self, LoraTable};
 use super::memory_plan::{self, Machine};
 use super::options::{BackendChoice, EngineOptions, LoadRequest, ModelSource};
 use super::text_side::{self, TextSide};
@@ -173,8 +174,10 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
     model.warnings().iter().for_each(|w| tracing::warn!("{w}"));
     let text = text_side::read(&model)?;
     model.verify_finite()?;
+    let (loras, lora) = loras::open_all(&model, &request.options.lora)?;
+    let options = EngineOptions { lora, ..request.options.clone() };
     go_on(on_progress, "Opening the adapter")?;
-    let gpu = Gpu::open(&gpu_request(&request.options))?;
+    let gpu = Gpu::open(&gpu_request(&options))?;
     let adapter = AdapterSummary {
         name: gpu.caps().name.clone(),
         driver: gpu.caps().driver.clone(),
@@ -185,17 +188,15 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         Some(_) => identity(&model, &request.options, &adapter)?,
         None => [0; 32],
     };
-    let plan = memory_plan::plan(
-        &model,
-        &request.options,
-        Machine::with_adapter(gpu.caps().is_cpu, gpu.caps().max_binding_bytes),
-    )?;
-    let config = memory_plan::executor_config(&request.options, plan.memory.num_blocks, plan.max_model_len);
+    let plan =
+        memory_plan::plan(&model, &options, Machine::with_adapter(gpu.caps().is_cpu, gpu.caps().max_binding_bytes))?;
+    let config = memory_plan::executor_config(&options, plan.memory.num_blocks, plan.max_model_len);
     let num_host_blocks = plan.num_host_blocks;
     let is_windowed = memory_plan::has_windows(model.spec());
-    let executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
-    let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
-    let options = request.options.clone();
+    let mut executor = build(gpu, &model, (config, num_host_blocks), on_progress)?;
+    loras.load_all(&mut *executor)?;
+    let loaded = loaded_model(&model, text, adapter, &*executor, &options, plan.max_model_len);
+    let loaded = LoadedModel { loras, ..loaded };
     let rebuild: Rebuild = Box::new(move |on_progress| {
         let gpu = Gpu::open(&gpu_request(&options))?;
         build(gpu, &model, (config, num_host_blocks), on_progress)
@@ -311,6 +312,7 @@ pub(super) fn loaded_model(
         has_windows: executor.windows() != [None],
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
+        loras: LoraTable::default(),
         defaults: GenerationDefaults {
             temperature,
             top_p: defaults.top_p,
