@@ -3,8 +3,7 @@
 //! Precedence: flags, then `KVASIR_*` variables (both arrive in [`EngineArgs`]), then `config.toml`, then the defaults
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
-use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, KvCacheDtype, PreemptionMode};
-use crate::telemetry::{QueuePolicy, VictimPolicy};
+use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions, KvCacheDtype};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -492,6 +491,7 @@ fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, Conf
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::QueuePolicy;
 
     #[test]
     fn human_integers_follow_the_case_of_the_letter() {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Rank that there is room for where no adapter says one.
 const DEFAULT_RANK: u32 = 16;
 
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub struct LoraArgs {
     /// LoRA adapters (folders as PEFT writes them), each under the name by which requests ask for it as their model
     #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = parse_module)]
