@@ -55,7 +55,7 @@ pub struct AppCore {
     pub(super) pins: Vec<prefixes::Pinning>,
     pub(super) pins_seen: Option<u64>,
     pub(super) asked: forks::Asked,
-    live: BTreeMap<MessageId, LiveRun>,
+    pub(super) live: BTreeMap<MessageId, LiveRun>,
     counts_under_way: BTreeMap<ChatId, u64>,
     last_id: u64,
     effects: Vec<Effect>,
@@ -63,8 +63,8 @@ pub struct AppCore {
 
 /// The engine's side of an answer under way.
 #[derive(Default)]
-struct LiveRun {
-    run: Option<Run>,
+pub(super) struct LiveRun {
+    pub(super) run: Option<Run>,
     max_tokens: u32,
     is_clamped: bool,
 }
@@ -429,6 +429,7 @@ impl AppCore {
         match event {
             EngineEvent::Started { prompt_tokens, cached_tokens } => {
                 self.set_phase(id, Phase::Reading { computed: cached_tokens, total: prompt_tokens });
+                forks::learn_request(self, id);
                 self.change_run(chat, id, |record| {
                     record.prompt_tokens = prompt_tokens;
                     record.cached_tokens = cached_tokens;

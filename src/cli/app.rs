@@ -7,7 +7,8 @@ use crate::app::state::{DefaultModel, ThemeChoice, Workspace};
 use crate::app::{AppError, AppOptions};
 use crate::config::Dirs;
 use crate::engine::EngineHandle;
-use crate::engine::options::ModelSource;
+use crate::engine::options::{EngineOptions, ModelSource};
+use crate::engine::remote::RemoteOptions;
 use crate::model::hub::{DEFAULT_MODEL, default_model_path};
 use std::path::PathBuf;
 
@@ -16,6 +17,12 @@ pub struct AppArgs {
     /// A model to load: a GGUF file or a Hugging Face folder
     #[arg(value_name = "FILE", conflicts_with = "model")]
     pub file: Option<PathBuf>,
+    /// Show the engine of this `kvasir serve`, and chat through it
+    #[arg(long, value_name = "URL", conflicts_with_all = ["file", "model"])]
+    pub connect: Option<String>,
+    /// The key that the server wants, with --connect
+    #[arg(long, value_name = "KEY", env = "KVASIR_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
     /// Four chats on one system prompt, as soon as a model is there
     #[arg(long)]
     pub demo: bool,
@@ -47,6 +54,7 @@ pub fn run(args: &AppArgs) -> CliResult {
     logging::to_stderr_and_file(&dirs);
     let theme_word = args.theme.clone().or_else(|| file.ui.theme.clone());
     let model_to_load = match &args.file {
+        _ if args.connect.is_some() => None,
         Some(path) => Some(ModelSource::Path(path.clone())),
         // The demo needs a model and asks nobody.
         None if args.demo && args.model.model.is_none() => Some(ModelSource::Default),
@@ -73,7 +81,7 @@ pub fn run(args: &AppArgs) -> CliResult {
             .transpose()?,
         size: args.size.as_deref().map(size).transpose()?,
         frame_stats: args.frame_stats,
-        engine: EngineHandle::start(session::options(&args.model, &file, None, |_| {})?),
+        engine: engine(args, session::options(&args.model, &file, None, |_| {})?)?,
     };
     let engine = options.engine.clone();
     let ended = crate::app::run(options);
@@ -85,6 +93,16 @@ pub fn run(args: &AppArgs) -> CliResult {
         other => CliError::failure(other.to_string()),
     })?;
     Ok(Exit::Ok)
+}
+
+/// The engine of this process, or one that is elsewhere.
+fn engine(args: &AppArgs, options: EngineOptions) -> Result<EngineHandle, CliError> {
+    let Some(url) = &args.connect else { return Ok(EngineHandle::start(options)) };
+    if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
+        return Err(CliError::usage(format!("--connect wants a URL such as http://127.0.0.1:8000, not `{url}`")));
+    }
+    let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+    Ok(EngineHandle::connect(options, RemoteOptions { url, api_key: args.api_key.clone(), model: None }))
 }
 
 fn workspace_of(word: &str) -> Option<Workspace> {

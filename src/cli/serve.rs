@@ -68,6 +68,9 @@ pub struct ServeArgs {
     pub reasoning_parser: String,
     #[command(flatten)]
     pub pooling: PoolingArg,
+    /// Send a span for each request to this OpenTelemetry collector, as OTLP over HTTP (http://localhost:4318)
+    #[arg(long, value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
     /// No line per request
     #[arg(long)]
     pub disable_log_requests: bool,
@@ -164,6 +167,7 @@ fn server_options(args: &ServeArgs) -> ServerOptions {
         splits_reasoning: args.reasoning_parser == "auto",
         pooling: args.pooling.pooling(),
         num_threads: 2,
+        otlp_traces_endpoint: args.otlp_traces_endpoint.clone(),
     }
 }
 

@@ -121,3 +121,52 @@ fn faulty_grammars_are_refused_in_words() {
     let _ = compiler.compile(&Grammar::Regex("(a{1,1000}){1,1000}".into()));
     assert!(started.elapsed() < std::time::Duration::from_secs(20), "{:?}", started.elapsed());
 }
+
+/// The output that a model would write which always takes the allowed token of the lowest id, with what is forced appended
+/// or drawn one by one; and how many tokens were forced.
+fn first_choice(constraint: &mut dyn TokenConstraint, jumps: bool) -> (Vec<TokenId>, usize) {
+    let (mut output, mut num_forced) = (Vec::new(), 0);
+    let mut mask = vec![0u32; 257usize.div_ceil(32)];
+    while output.last() != Some(&EOS) {
+        assert!(output.len() < 300, "{output:?}");
+        constraint.allow(&output, &mut mask).unwrap();
+        let lowest = (0..257).find(|token| mask[(token / 32) as usize] >> (token % 32) & 1 == 1);
+        output.push(lowest.expect("an allowed token"));
+        if jumps && output.last() != Some(&EOS) {
+            let forced = constraint.forced(&output).unwrap();
+            num_forced += forced.len();
+            output.extend(forced);
+        }
+    }
+    (output, num_forced)
+}
+
+#[test]
+fn forced_tokens_are_those_that_masks_would_leave() {
+    let schema = json!({
+        "type": "object", "required": ["a_long_name", "kind"], "additionalProperties": false,
+        "properties": { "a_long_name": { "enum": ["first_value", "second"] }, "kind": { "const": "weather" } },
+    });
+    let grammars = [
+        (Grammar::JsonSchema(schema), 30),
+        (Grammar::Choice(vec!["one of them".into(), "one or two".into()]), 8),
+        (Grammar::Regex("[ab]cdefgh[0-9]ijkl".into()), 10),
+        (Grammar::Regex("[a-c]{3}".into()), 0),
+    ];
+    for (grammar, least) in grammars {
+        let constraint = compiler().compile(&grammar).unwrap();
+        let (plain, none) = first_choice(&mut *constraint.fork(), false);
+        let (jumped, num_forced) = first_choice(&mut *constraint.fork(), true);
+        assert_eq!(jumped, plain, "{grammar:?}");
+        assert!(none == 0 && num_forced >= least, "{num_forced} of {grammar:?}");
+        // Only the end is left once the last choice was made.
+        assert_eq!(plain.last(), Some(&EOS));
+    }
+}
+
+#[test]
+fn an_output_that_leaves_what_is_forced_is_refused() {
+    let mut constraint = compiler().compile(&Grammar::Choice(vec!["abc".into()])).unwrap();
+    assert_eq!(constraint.forced(&[]).unwrap(), [97, 98, 99, EOS]);
+    assert!(constraint.forced(&[97, 97]).is_err());
+}

@@ -5,9 +5,13 @@ use crate::tokenizer::Tokenizer;
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use std::sync::Arc;
 
+/// Texts whose tokens must be those bytes again, nothing before them and nothing lost, for text to be forced as tokens.
+const SAMPLES: [&str; 5] = ["a", "{\"name\": \"x\", \"count\": 12}", " true", "weather_in_town\n", "\u{e9}\u{20ac}"];
+
 struct Environment {
     tokenizer: Arc<Tokenizer>,
     trie: TokTrie,
+    is_canonical: bool,
 }
 
 /// `None` when nothing ends an output.
@@ -16,7 +20,12 @@ pub fn environment(tokenizer: &Arc<Tokenizer>, vocab_size: u32, eos_ids: &[Token
     let words: Vec<Vec<u8>> = (0..vocab_size).map(|id| word(tokenizer, id, &ends)).collect();
     let info = TokRxInfo::new(vocab_size, *ends.first()?);
     let trie = TokTrie::from(&info, &words).with_eos_tokens(&ends);
-    Some(Arc::new(Environment { tokenizer: tokenizer.clone(), trie }))
+    let is_kept = |text: &&str| {
+        let tokens = tokenizer.encode_plain(text).unwrap_or_default();
+        tokens.iter().flat_map(|&token| tokenizer.token_bytes(token)).eq(text.bytes())
+    };
+    let is_canonical = SAMPLES.iter().all(is_kept);
+    Some(Arc::new(Environment { tokenizer: tokenizer.clone(), trie, is_canonical }))
 }
 
 /// The bytes that a token adds; special tokens are marked, so that no text reaches them.
@@ -42,6 +51,6 @@ impl TokenizerEnv for Environment {
     }
 
     fn tokenize_is_canonical(&self) -> bool {
-        false
+        self.is_canonical
     }
 }

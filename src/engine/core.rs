@@ -257,6 +257,8 @@ impl EngineCore {
         self.tell_tokens(&committed, output.logprobs, &mut record);
         self.meter.observe(plan.swap_out.len() + plan.swap_in.len(), output.swap_us);
         faulty.iter().for_each(|(id, error)| self.fail(*id, error));
+        self.jump_forward(&mut record);
+        record.finished = std::mem::take(&mut self.ended);
         self.count(output.stats, output.gpu_us);
         if !output.kernels.is_empty() {
             let (num_tokens, num_rows) = (record.num_tokens(), record.rows.len() as u32);
@@ -392,7 +394,6 @@ impl EngineCore {
             }
         }
         self.settle_ended(&stops);
-        record.finished = std::mem::take(&mut self.ended);
     }
 
     /// Tells the runs of the requests that the scheduler ended; a run whose choices have all ended gets its terminal event.

@@ -8,6 +8,7 @@ use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
 use super::loras::LoraTable;
 use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype, LoraOptions};
+use super::text_side::{TextSource, Vocabulary};
 use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, HIDDEN_SIZE, PagedFake, Reply, Words};
@@ -132,6 +133,11 @@ fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
         defaults: GenerationDefaults::default(),
         loras: LoraTable::of_simulation(),
     })
+}
+
+/// What the simulation's tokenizer and template are made of.
+pub(super) fn text_source() -> TextSource {
+    TextSource { vocabulary: Vocabulary::Gguf(vocabulary()), template: Some(TEMPLATE.into()) }
 }
 
 fn vocabulary() -> GgufVocab {

@@ -32,6 +32,7 @@
 //! ```
 
 mod prefixes;
+mod remote;
 mod run;
 
 pub use super::loras::{LoraError, LoraInfo, LoraTable};
@@ -61,7 +62,7 @@ pub(super) type Command = EngineCommand<LoadCommand, EventSink>;
 type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// The adapter a model runs on, in words.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AdapterSummary {
     pub name: String,
     pub driver: String,
@@ -71,7 +72,7 @@ pub struct AdapterSummary {
 }
 
 /// Sampling defaults that the model's files suggest; `None` where they say nothing.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
@@ -182,6 +183,8 @@ pub struct StepTotals {
     pub dispatches: u64,
     pub readback_bytes: u64,
     pub gpu_us: u64,
+    /// Output tokens that a grammar forced: no step sampled them.
+    pub forced_tokens: u64,
     /// Steps that failed and were tried again.
     pub failed_steps: u64,
     /// Times that the executor and the cache were rebuilt.
@@ -198,6 +201,7 @@ impl StepTotals {
             dispatches: self.dispatches - before.dispatches,
             readback_bytes: self.readback_bytes - before.readback_bytes,
             gpu_us: self.gpu_us - before.gpu_us,
+            forced_tokens: self.forced_tokens - before.forced_tokens,
             failed_steps: self.failed_steps - before.failed_steps,
             recoveries: self.recoveries - before.recoveries,
         }
@@ -205,6 +209,22 @@ impl StepTotals {
 }
 
 impl Shared {
+    fn new(max_queue: u32) -> Self {
+        Shared {
+            status: Mutex::new(EngineStatus::NoModel),
+            status_changed: Condvar::new(),
+            model: Mutex::new(None),
+            telemetry: Telemetry::new(TELEMETRY_LIMITS),
+            waker: Mutex::new(None),
+            latest_load: AtomicU64::new(0),
+            cancelled_before: AtomicU64::new(0),
+            num_waiting: AtomicU32::new(0),
+            max_queue: AtomicU32::new(max_queue),
+            is_paused: AtomicBool::new(false),
+            totals: Mutex::new(StepTotals::default()),
+        }
+    }
+
     pub fn add_totals(&self, add: impl FnOnce(&mut StepTotals)) {
         add(&mut lock(&self.totals));
     }
@@ -281,19 +301,7 @@ impl EngineHandle {
     }
 
     pub(super) fn start_with(options: EngineOptions, loader: Loader) -> EngineHandle {
-        let shared = Arc::new(Shared {
-            status: Mutex::new(EngineStatus::NoModel),
-            status_changed: Condvar::new(),
-            model: Mutex::new(None),
-            telemetry: Telemetry::new(TELEMETRY_LIMITS),
-            waker: Mutex::new(None),
-            latest_load: AtomicU64::new(0),
-            cancelled_before: AtomicU64::new(0),
-            num_waiting: AtomicU32::new(0),
-            max_queue: AtomicU32::new(options.max_queue),
-            is_paused: AtomicBool::new(false),
-            totals: Mutex::new(StepTotals::default()),
-        });
+        let shared = Arc::new(Shared::new(options.max_queue));
         let (commands, queue) = sync_channel(COMMAND_QUEUE);
         let thread = thread::spawn(shared.clone(), commands.clone(), queue, loader);
         EngineHandle {

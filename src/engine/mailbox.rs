@@ -5,6 +5,7 @@
 //! terminal event always arrives, exactly once, and nothing follows it; a sink that is dropped without a terminal event
 //! leaves [`RunError::ShutDown`]. It does not attempt to keep every progress event: at a full mailbox the newest wins.
 
+use crate::ids::RequestId;
 use crate::protocol::{EngineEvent, RunError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -29,6 +30,8 @@ struct State {
     ended: bool,
     /// The task that waits for the next event.
     waker: Option<Waker>,
+    /// By which request telemetry knows the run, where that is not the one it was submitted as.
+    known_as: Option<RequestId>,
 }
 
 impl Mailbox {
@@ -65,6 +68,11 @@ impl EventSink {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+
+    /// Says by which request telemetry knows the run.
+    pub fn rename(&self, request: RequestId) {
+        self.0.lock().known_as = Some(request);
     }
 
     /// When the pair was made: at submit.
@@ -181,6 +189,11 @@ impl EventStream {
     pub fn is_finished(&self) -> bool {
         let state = self.0.lock();
         state.ended && state.events.is_empty()
+    }
+
+    /// By which request telemetry knows the run, where it is known by another than it was submitted as.
+    pub fn known_as(&self) -> Option<RequestId> {
+        self.0.lock().known_as
     }
 
     /// Tells the engine that nobody listens any more.

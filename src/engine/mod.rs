@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
 //! [`choices`], [`branches`], [`output`], [`pooling`], [`scores`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
-//! [`prefetch`], [`record`], [`prefixes`], [`loader`], [`survey`], [`text_side`], [`memory_plan`], [`logits`], [`loras`], [`fake`].
+//! [`prefetch`], [`record`], [`prefixes`], [`describe`], [`remote`] (an engine elsewhere), [`loader`], [`survey`], [`text_side`], [`memory_plan`], [`logits`], [`loras`], [`fake`].
 
 pub mod beams;
 pub mod branches;
@@ -14,6 +14,7 @@ pub mod budget;
 pub mod canary;
 pub mod choices;
 pub mod core;
+pub mod describe;
 pub mod disk;
 pub mod fake;
 pub mod handle;
@@ -30,6 +31,7 @@ mod prefetch;
 mod prefixes;
 pub mod record;
 mod recorder;
+pub mod remote;
 pub mod run_state;
 mod scores;
 pub mod stop_strings;

@@ -113,6 +113,7 @@ pub fn rows(plan: &StepPlan) -> Vec<SeqStep> {
         from: row.from,
         num_tokens: row.num_tokens,
         sampled: None,
+        forced: Vec::new(),
     };
     plan.rows.iter().map(row).collect()
 }

@@ -6,7 +6,8 @@ use crate::model::gguf::GgufFile;
 use crate::model::{Model, ModelError, files};
 use crate::protocol::Pooling;
 use crate::tokenizer::folder::{self, FolderVocab};
-use crate::tokenizer::{ChatTemplate, GgufVocab, HfTokenizerFiles, Tokenizer};
+use crate::tokenizer::{ChatTemplate, GgufVocab, HfTokenizerFiles, Tokenizer, TokenizerError};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,30 +24,64 @@ pub struct TextSide {
     pub pooling: Result<Pooling, String>,
 }
 
+/// What tokenizer and template are made of, as it can be sent to another machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TextSource {
+    pub vocabulary: Vocabulary,
+    /// The template's text.
+    pub template: Option<String>,
+}
+
+/// How text becomes tokens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Vocabulary {
+    Gguf(GgufVocab),
+    HuggingFace(HfTokenizerFiles),
+}
+
+/// A template that could be parsed, and else why not.
+type Template = (Option<Arc<ChatTemplate>>, Option<String>);
+
+impl TextSource {
+    /// Reads the files of an opened model.
+    pub fn of(model: &Model) -> Result<TextSource, LoadFailure> {
+        let vocabulary = match (model.gguf(), model.folder()) {
+            (Some(file), _) => Vocabulary::Gguf(gguf_vocab(file)?),
+            (None, Some(folder)) => match hf_files(folder)? {
+                Some(files) => Vocabulary::HuggingFace(files),
+                None => Vocabulary::Gguf(folder_vocab(folder, &model.spec().arch)?),
+            },
+            (None, None) => return Err(LoadFailure::model("the model has no tokenizer", &model.info().path)),
+        };
+        Ok(TextSource { vocabulary, template: model.chat_template()? })
+    }
+
+    /// The tokenizer, and the template if there is one.
+    pub fn build(self) -> Result<(Tokenizer, Template), TokenizerError> {
+        let tokenizer = match self.vocabulary {
+            Vocabulary::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,
+            Vocabulary::HuggingFace(files) => Tokenizer::from_hf(files)?,
+        };
+        let template = match self.template.map(|source| ChatTemplate::new(&source, tokenizer.special_tokens())) {
+            None => (None, None),
+            Some(Ok(template)) => (Some(Arc::new(template)), None),
+            Some(Err(error)) => (None, Some(error.to_string())),
+        };
+        Ok((tokenizer, template))
+    }
+}
+
 /// Reads the text side of an opened model.
 pub fn read(model: &Model) -> Result<TextSide, LoadFailure> {
     let path = &model.info().path;
-    let tokenizer = match (model.gguf(), model.folder()) {
-        (Some(file), _) => Tokenizer::from_gguf(gguf_vocab(file)?),
-        (None, Some(folder)) => match hf_files(folder)? {
-            Some(files) => Tokenizer::from_hf(files),
-            None => Tokenizer::from_gguf(folder_vocab(folder, &model.spec().arch)?),
-        },
-        (None, None) => return Err(LoadFailure::model("the model has no tokenizer", path)),
-    };
-    let tokenizer = tokenizer.map_err(|e| LoadFailure::model(e, path))?;
+    let (tokenizer, (template, template_fault)) =
+        TextSource::of(model)?.build().map_err(|e| LoadFailure::model(e, path))?;
     let (has, room) = (tokenizer.vocab_size(), model.spec().vocab_size as usize);
     if has > room {
         let fault = format!("the tokenizer has {has} tokens, the model's embedding only {room}");
         return Err(LoadFailure::model(fault, path));
     }
-    let (template, template_fault) = match model.chat_template()? {
-        None => (None, None),
-        Some(source) => match ChatTemplate::new(&source, tokenizer.special_tokens()) {
-            Ok(template) => (Some(Arc::new(template)), None),
-            Err(error) => (None, Some(error.to_string())),
-        },
-    };
     let mut eos_token_ids = model.spec().eos_token_ids.clone();
     eos_token_ids.extend(tokenizer.eos_id());
     eos_token_ids.extend(tokenizer.end_of_turn_ids());

@@ -9,6 +9,12 @@ pub trait TokenConstraint: Send {
     /// may end allows the end-of-sequence tokens. `output` extends what the last call had. The error ends the run.
     fn allow(&mut self, output: &[TokenId], mask: &mut [u32]) -> Result<(), String>;
 
+    /// The tokens that follow `output` whatever the model says: those that [`Self::allow`] would allow alone, one after
+    /// the other. They may be appended without running the model. Empty where the model chooses, or where nobody looked.
+    fn forced(&mut self, _output: &[TokenId]) -> Result<Vec<TokenId>, String> {
+        Ok(Vec::new())
+    }
+
     /// The same constraint before the first token.
     fn fork(&self) -> Box<dyn TokenConstraint>;
 }

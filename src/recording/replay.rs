@@ -148,6 +148,7 @@ fn apply(scheduler: &mut Scheduler, op: &Op, planned: &mut Option<StepPlan>) {
         Op::Commit { sampled, not_finite, advances, .. } => {
             drop(scheduler.commit_gangs(&take(), sampled, not_finite, advances));
         }
+        Op::Force { request, token, .. } => drop(scheduler.force(*request, *token)),
         Op::Taint { request, position } => scheduler.taint_from(*request, *position),
         Op::Release => scheduler.release(&take()),
         Op::Abandon => scheduler.abandon(&take()),
@@ -164,6 +165,7 @@ fn compare(step: u64, recorded: &Op, replayed: &Op) -> Option<Difference> {
     match (recorded, replayed) {
         (Op::Plan { plan: a, .. }, Op::Plan { plan: b, .. }) => first(step, "plan", a, b),
         (Op::Commit { rows: a, .. }, Op::Commit { rows: b, .. }) => first(step, "rows", a, b),
+        (Op::Force { finish: a, .. }, Op::Force { finish: b, .. }) => first(step, "forced", a, b),
         (Op::Blocks(a), Op::Blocks(b)) => first(step, "blocks", a, b),
         (a, b) => first(step, "operation", a, b),
     }

@@ -124,7 +124,10 @@ impl Trace {
             RowKind::Decode => "decode",
             RowKind::Recompute { .. } => "recompute",
         };
-        let args = json!({ "from": row.from, "tokens": row.num_tokens, "sampled": row.sampled });
+        let mut args = json!({ "from": row.from, "tokens": row.num_tokens, "sampled": row.sampled });
+        if !row.forced.is_empty() {
+            args["forced"] = json!(row.forced);
+        }
         self.slice(REQUESTS, row.request.0, what, start, duration, args.clone());
         self.slice(SLOTS, u64::from(row.slot.0), &format!("request {} {what}", row.request), start, duration, args);
     }

@@ -14,7 +14,7 @@ use crate::kv::{KvCache, KvConfig};
 use crate::protocol::StopRules;
 use crate::scheduler::{NewSequence, Op, PlanInputs, Scheduler, SchedulerConfig, StepPlan};
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A prompt chunk beside decoding rows may make a step as long as the larger of this and two decode-only steps.
 const LIMIT_US: f64 = 50_000.0;
@@ -103,6 +103,8 @@ struct Arrival {
     at_us: f64,
     new: NewSequence,
     output: Vec<TokenId>,
+    /// Which of them were not sampled.
+    forced: HashSet<usize>,
 }
 
 /// Runs the recorded arrivals with these settings.
@@ -193,6 +195,7 @@ struct Run<'a> {
     /// By arrival, the first last.
     arrivals: Vec<Arrival>,
     outputs: HashMap<RequestId, Vec<TokenId>>,
+    forced: HashMap<RequestId, HashSet<usize>>,
     arrived: HashMap<RequestId, (f64, u64)>,
     last_token: HashMap<RequestId, f64>,
     inputs: PlanInputs,
@@ -215,6 +218,7 @@ impl<'a> Run<'a> {
             cost: fit(recording),
             arrivals: arrivals(recording),
             outputs: HashMap::new(),
+            forced: HashMap::new(),
             arrived: HashMap::new(),
             last_token: HashMap::new(),
             inputs,
@@ -268,12 +272,13 @@ impl<'a> Run<'a> {
 
     fn arrive(&mut self, scheduler: &mut Scheduler) {
         while self.arrivals.last().is_some_and(|next| next.at_us <= self.now_us) {
-            let Arrival { at_us, new, output } = self.arrivals.pop().expect("asked above");
+            let Arrival { at_us, new, output, forced } = self.arrivals.pop().expect("asked above");
             let id = new.id;
             self.figures.requests += 1;
             match scheduler.add(new) {
                 Ok(()) => {
                     self.outputs.insert(id, output);
+                    self.forced.insert(id, forced);
                     self.arrived.insert(id, (at_us, self.figures.steps));
                 }
                 Err(_) => self.figures.refused += 1,
@@ -301,9 +306,20 @@ impl<'a> Run<'a> {
                 Some(before) => self.gaps_us.push(self.now_us - before),
                 None => self.ttfts_us.push(self.now_us - self.arrived[&row.request].0),
             }
+            self.force(scheduler, row.request);
         }
         scheduler.take_ended();
         scheduler.drain_block_events();
+    }
+
+    /// Appends what was forced behind the last token.
+    fn force(&self, scheduler: &mut Scheduler, request: RequestId) {
+        while let Some(at) = scheduler.get(request).map(|seq| seq.num_output() as usize)
+            && self.forced[&request].contains(&at)
+            && scheduler.can_force(request)
+        {
+            scheduler.force(request, self.outputs[&request][at]);
+        }
     }
 
     fn token(&self, scheduler: &Scheduler, request: RequestId) -> TokenId {
@@ -334,6 +350,7 @@ fn mean(values: &[f64]) -> f64 {
 /// searches are left out: what they would rank is not recorded.
 fn arrivals(recording: &Recording) -> Vec<Arrival> {
     let mut outputs: HashMap<RequestId, Vec<TokenId>> = HashMap::new();
+    let mut forced: HashMap<RequestId, HashSet<usize>> = HashMap::new();
     let mut prompts: HashMap<RequestId, Vec<TokenId>> = HashMap::new();
     let mut arrivals = Vec::new();
     for timed in &recording.ops {
@@ -341,7 +358,7 @@ fn arrivals(recording: &Recording) -> Vec<Arrival> {
         match &timed.op {
             Op::Add(new) | Op::AddBeside(new) => {
                 prompts.insert(new.id, new.prompt.clone());
-                arrivals.push(Arrival { at_us, new: new.clone(), output: Vec::new() });
+                arrivals.push(Arrival { at_us, new: new.clone(), output: Vec::new(), forced: HashSet::new() });
             }
             // A fork comes as a request of all its tokens.
             Op::Fork { parent, fork } => {
@@ -351,7 +368,12 @@ fn arrivals(recording: &Recording) -> Vec<Arrival> {
                 prompt.extend_from_slice(&fork.sequence.prompt);
                 prompts.insert(fork.sequence.id, prompt.clone());
                 let new = NewSequence { prompt, ..fork.sequence.clone() };
-                arrivals.push(Arrival { at_us, new, output: Vec::new() });
+                arrivals.push(Arrival { at_us, new, output: Vec::new(), forced: HashSet::new() });
+            }
+            Op::Force { request, token, .. } => {
+                let output = outputs.entry(*request).or_default();
+                forced.entry(*request).or_default().insert(output.len());
+                output.push(*token);
             }
             Op::Commit { rows, .. } => {
                 for row in rows {
@@ -363,6 +385,7 @@ fn arrivals(recording: &Recording) -> Vec<Arrival> {
     }
     for arrival in &mut arrivals {
         arrival.output = outputs.remove(&arrival.new.id).unwrap_or_default();
+        arrival.forced = forced.remove(&arrival.new.id).unwrap_or_default();
         let length = arrival.output.len() as u32;
         arrival.new.stop = StopRules { ignore_eos: true, ..StopRules::max_tokens(length) };
     }

@@ -82,6 +82,41 @@ impl Scheduler {
         committed
     }
 
+    /// Appends a token to a running request without running the model, as if it had been sampled: the next step computes it
+    /// beside the one before. For tokens that would be sampled whatever the logits are, where [`Self::can_force`] says so.
+    /// The reason says that it was the last.
+    pub fn force(&mut self, request: RequestId, token: TokenId) -> Option<FinishReason> {
+        assert!(
+            self.can_force(request),
+            "a token of request {request} is forced that asks for a block, or has no place"
+        );
+        let idx = self.by_id[&request];
+        let seq = self.seqs[idx as usize].as_mut().expect("ids in the index are live");
+        let client = seq.ticket.client;
+        let finish = seq.append(token);
+        self.waiting.charge(client, 1);
+        self.waiting.serve(client, 1);
+        self.totals.forced_tokens += 1;
+        self.note(|_| Op::Force { request, token, finish: finish.clone() });
+        if let Some(reason) = finish.clone() {
+            self.end(idx, Ok(reason));
+        }
+        self.verify();
+        finish
+    }
+
+    /// Whether a token may be forced behind the last one of a request: between steps, for one that has sampled a token of
+    /// its own and is no beam, and only where it finds its place in blocks that the request has. So nobody gives way for
+    /// it, and what running requests were promised is as it was. What windowed groups hold grows with the tokens that a
+    /// step computes: there none is forced.
+    pub fn can_force(&self, request: RequestId) -> bool {
+        let Some(seq) = self.get(request).filter(|_| self.in_flight.is_none() && self.has_one_group()) else {
+            return false;
+        };
+        let is_decoding = seq.status == SeqStatus::Running && seq.gang.is_none() && seq.num_output() > 0;
+        is_decoding && self.kv.needed_blocks(&seq.table, seq.num_valid, seq.num_tokens() + 1) == 0
+    }
+
     fn advance_gangs(&mut self, gangs: Vec<GangRows>, not_finite: &[bool], advances: &[GangAdvance]) {
         for rows in gangs {
             let leader = self.by_id[&rows.gang];

@@ -16,7 +16,7 @@ impl Scheduler {
         self.kv.blocks_needed(tokens, self.largest_chunk()).saturating_mul(width)
     }
 
-    fn has_one_group(&self) -> bool {
+    pub(super) fn has_one_group(&self) -> bool {
         self.kv.config().groups == KvGroups::ONE
     }
 

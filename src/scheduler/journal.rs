@@ -53,6 +53,12 @@ pub enum Op {
         request: RequestId,
         position: u32,
     },
+    /// A token came without being sampled. `finish` is what the scheduler made of it.
+    Force {
+        request: RequestId,
+        token: TokenId,
+        finish: Option<FinishReason>,
+    },
     /// The step ran. `rows` is what the scheduler made of it.
     Commit {
         sampled: Vec<TokenId>,

@@ -120,6 +120,8 @@ pub struct Totals {
     pub copied_blocks: u64,
     /// Blocks of windowed layers given back because no later token sees them.
     pub slid_blocks: u64,
+    /// Output tokens that were not sampled.
+    pub forced_tokens: u64,
 }
 
 /// Place of a sequence in the scheduler's storage.

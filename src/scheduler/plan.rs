@@ -9,7 +9,7 @@ use crate::kv::{BlockCopy, HostTransfer};
 pub enum RowKind {
     /// A chunk of the prompt; `cached` tokens came from the prefix cache when the row was admitted in this step.
     Prefill { cached: u32 },
-    /// The token sampled last, to get the next.
+    /// The token sampled last, to get the next; with those that were forced behind it.
     Decode,
     /// Tokens computed again after a preemption.
     Recompute { cached: u32 },

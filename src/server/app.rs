@@ -7,6 +7,7 @@ use super::error::{ApiError, ApiResult};
 use super::fleet::{self, Fleet, Model, ModelUse};
 use super::options::ServerOptions;
 use super::responses::ResponseStore;
+use super::traces::{TraceContext, Tracer};
 use crate::engine::handle::EngineStatus;
 use crate::ids::RequestId;
 use crate::protocol::OwnerTag;
@@ -22,6 +23,8 @@ pub struct AppState {
     pub fleet: Fleet,
     pub options: ServerOptions,
     pub responses: ResponseStore,
+    /// Where spans go, if they are wanted.
+    pub tracer: Option<Tracer>,
     /// When the server started, in seconds since 1970.
     pub created: u64,
     is_draining: AtomicBool,
@@ -51,12 +54,15 @@ pub struct Caller {
     pub request_id: String,
     /// The same for all requests of one key.
     pub owner: u64,
+    /// The client's trace that the request is part of.
+    pub trace: Option<TraceContext>,
 }
 
 impl AppState {
     pub fn new(fleet: Fleet, options: ServerOptions) -> App {
         Arc::new(AppState {
             fleet,
+            tracer: options.otlp_traces_endpoint.as_deref().map(Tracer::new),
             options,
             responses: ResponseStore::default(),
             created: unix_seconds(),
@@ -185,6 +191,12 @@ impl Caller {
 /// Seconds since 1970.
 pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Nanoseconds since 1970.
+pub fn unix_ns() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// An id such as `chatcmpl-…`.

@@ -6,7 +6,7 @@ use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
 use super::generation::Generation;
 use super::logprobs;
-use super::parse;
+use super::parse::{self, JsonBody};
 use super::prepare::{self, Limits, UNSUPPORTED, is_empty_list};
 use super::prompt::{self, Rendered};
 use super::reasoning::{self, ReasoningSplitter};
@@ -22,9 +22,7 @@ use super::wire::{PromptLogprobs, RenderedPrompt, SamplingFields, StreamOptions,
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{GenerateRequest, OutputRules};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -56,10 +54,8 @@ pub(super) struct Prepared {
 pub async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     let id = new_id("chatcmpl-");
     let stream = prepared.fields.stream == Some(true);
@@ -75,10 +71,8 @@ pub async fn create(
 pub async fn render(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<RenderedPrompt>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     Ok(Json(RenderedPrompt { token_ids: prepared.request.prompt }))
 }
@@ -273,7 +267,7 @@ fn chunk_of(part: Part) -> ChunkDelta {
     }
 }
 
-async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Writer) -> ApiResult<Json<ChatResponse>> {
+async fn collect(generation: Generation, reducer: Reducer, writer: Writer) -> ApiResult<Json<ChatResponse>> {
     let empty = |index| ChatChoice {
         index,
         message: AssistantMessage { role: "assistant", ..AssistantMessage::default() },
@@ -284,13 +278,12 @@ async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Write
     };
     let mut prompt_logprobs = None;
     let mut choices: Vec<ChatChoice> = (0..reducer.num_choices()).map(empty).collect();
-    while let Some((run, event)) = generation.recv().await {
-        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "messages"))? {
-            let logprobs = writer.logprobs(&delta);
-            prompt_logprobs = prompt_logprobs.or_else(|| writer.scores(&delta));
-            append(&mut choices[delta.choice], delta, logprobs);
-        }
-    }
+    let take = |delta: Delta| {
+        let logprobs = writer.logprobs(&delta);
+        prompt_logprobs = prompt_logprobs.take().or_else(|| writer.scores(&delta));
+        append(&mut choices[delta.choice], delta, logprobs);
+    };
+    let tally = reducer.drain(generation, "messages", take).await?;
     for choice in &mut choices {
         if choice.message.tool_calls.is_empty() {
             choice.message.content.get_or_insert_default();
@@ -302,7 +295,7 @@ async fn collect(mut generation: Generation, mut reducer: Reducer, writer: Write
         created: writer.created,
         model: writer.name,
         choices,
-        usage: reducer.tally().usage(),
+        usage: tally.usage(),
         prompt_logprobs,
         prompt_token_ids: writer.prompt,
     }))

@@ -5,7 +5,7 @@ use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
 use super::generation::Generation;
 use super::logprobs;
-use super::parse;
+use super::parse::{self, JsonBody};
 use super::prepare::{self, Limits, UNSUPPORTED};
 use super::prompt;
 use super::reducer::{Delta, Part, Reducer, Tally};
@@ -18,9 +18,7 @@ use super::wire::{RenderedPrompt, SamplingFields, StreamOptions};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{GenerateRequest, OutputRules, TokenLogprobs};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::Value;
 use std::sync::Arc;
@@ -42,10 +40,8 @@ pub(super) struct Prepared {
 pub async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     let id = new_id("cmpl-");
     let stream = prepared.fields.stream == Some(true);
@@ -62,10 +58,8 @@ pub async fn create(
 pub async fn render(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<Vec<RenderedPrompt>>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let prepared = prepare_off_thread(&app, &caller, value).await?;
     Ok(Json(prepared.requests.into_iter().map(|request| RenderedPrompt { token_ids: request.prompt }).collect()))
 }
@@ -252,23 +246,18 @@ impl Encode for Writer {
     }
 }
 
-async fn collect(
-    mut generation: Generation,
-    mut reducer: Reducer,
-    mut writer: Writer,
-) -> ApiResult<Json<CompletionResponse>> {
+async fn collect(generation: Generation, reducer: Reducer, mut writer: Writer) -> ApiResult<Json<CompletionResponse>> {
     let mut choices: Vec<Option<CompletionChoice>> = vec![None; reducer.num_choices()];
-    while let Some((run, event)) = generation.recv().await {
-        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "prompt"))? {
-            let piece = writer.choice(delta);
-            match &mut choices[piece.index] {
-                Some(choice) => append(choice, piece),
-                none => *none = Some(piece),
-            }
+    let take = |delta| {
+        let piece = writer.choice(delta);
+        match &mut choices[piece.index] {
+            Some(choice) => append(choice, piece),
+            none => *none = Some(piece),
         }
-    }
+    };
+    let tally = reducer.drain(generation, "prompt", take).await?;
     let choices = choices.into_iter().flatten().collect();
-    Ok(Json(writer.body(choices, Some(Some(reducer.tally().usage())))))
+    Ok(Json(writer.body(choices, Some(Some(tally.usage())))))
 }
 
 fn append(choice: &mut CompletionChoice, piece: CompletionChoice) {

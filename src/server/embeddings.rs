@@ -8,16 +8,14 @@ use super::completions;
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
 use super::generation::Generation;
-use super::parse;
+use super::parse::{self, JsonBody};
 use super::prepare;
 use super::wire::completion::PromptField;
 use crate::engine::handle::LoadedModel;
 use crate::engine::pooling;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, GenerateRequest, OutputRules, Pooling};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -95,10 +93,8 @@ struct Prepared {
 pub async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<EmbeddingResponse>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let model = app.open(value["model"].as_str()).await?;
     let work = tokio::task::spawn_blocking({
         let app = app.clone();

@@ -6,6 +6,7 @@ use super::app::{App, Caller, UnderWayGuard};
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
 use super::metrics::RunMeter;
+use super::traces::RequestSpan;
 use crate::engine::Run;
 use crate::protocol::{EngineEvent, GenerateRequest, OutputRules};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub struct Generation {
     _guard: UnderWayGuard,
     /// The model stays loaded.
     _model: Arc<ModelUse>,
+    span: Option<RequestSpan>,
 }
 
 impl Generation {
@@ -32,6 +34,7 @@ impl Generation {
         requests: Vec<(GenerateRequest, OutputRules)>,
         prompt_field: &'static str,
     ) -> ApiResult<Generation> {
+        let span = app.tracer.as_ref().map(|tracer| tracer.begin(caller, &model.name, &requests));
         let mut guard = app.admit(caller, &model.model)?;
         let mut runs = Vec::with_capacity(requests.len());
         for (request, rules) in requests {
@@ -46,7 +49,12 @@ impl Generation {
         }
         let ids = runs.iter().map(|(run, _)| run.id()).collect();
         guard.name([caller.request_id.clone(), response_id.to_owned()], ids);
-        Ok(Generation { runs, next: 0, _guard: guard, _model: model.clone() })
+        Ok(Generation { runs, next: 0, _guard: guard, _model: model.clone(), span })
+    }
+
+    /// The request of the first run in telemetry.
+    pub fn first_id(&self) -> Option<u64> {
+        self.runs.first().map(|(run, _)| run.id().0)
     }
 
     /// The next event of any run, with the run's index; `None` when all have ended.
@@ -71,6 +79,9 @@ impl Generation {
             match run.poll_recv(cx) {
                 Poll::Ready(Some(event)) => {
                     meter.observe(&event);
+                    if let Some(span) = &mut self.span {
+                        span.observe(&event);
+                    }
                     self.next = (i + 1) % num_runs;
                     return Poll::Ready(Some((i, event)));
                 }

@@ -5,6 +5,7 @@
 
 use super::app::{App, Caller, new_id};
 use super::error::{ApiError, ErrorShape};
+use super::traces::TraceContext;
 use super::{inference, messages};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -40,7 +41,8 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
     let started = Instant::now();
     let request_id = request_id(request.headers());
     let key = presented_key(request.headers()).unwrap_or_default().to_owned();
-    let caller = Caller { request_id: request_id.clone(), owner: owner_of(&key) };
+    let trace = request.headers().get("traceparent").and_then(|value| TraceContext::parse(value.to_str().ok()?));
+    let caller = Caller { request_id: request_id.clone(), owner: owner_of(&key), trace };
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let refusal = check_host(&app, request.headers()).or_else(|| check_key(&app, &path, &key));
     let mut response = match refusal {
@@ -56,7 +58,8 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
     }
     if app.options.logs_requests {
         let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
-        tracing::info!("{method} {path} {status} {ms} ms {request_id}");
+        let trace = trace.map(|trace| format!(" trace {:032x}", trace.trace_id)).unwrap_or_default();
+        tracing::info!("{method} {path} {status} {ms} ms {request_id}{trace}");
     }
     response
 }

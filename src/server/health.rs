@@ -2,11 +2,10 @@
 
 use super::app::{App, Caller, unix_seconds};
 use super::error::{ApiError, ApiResult};
-use super::parse::{self, ModelQuery, QueryFields};
+use super::parse::{self, JsonBody, ModelQuery, QueryFields};
 use crate::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -83,7 +82,7 @@ pub async fn live(State(app): State<App>) -> Response {
 
 /// Runs one token through the engine.
 pub async fn generate(State(app): State<App>) -> ApiResult<Response> {
-    let health = Caller { request_id: "health".into(), owner: u64::MAX };
+    let health = Caller { request_id: "health".into(), owner: u64::MAX, trace: None };
     let model = app.open(None).await?;
     let _guard = app.admit(&health, &model.model)?;
     let request = GenerateRequest {
@@ -173,10 +172,8 @@ pub async fn reset_prefix_cache(State(app): State<App>) -> ApiResult<Response> {
 pub async fn abort_requests(
     State(app): State<App>,
     Extension(_): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<Aborted>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let fields: AbortFields = parse::fields(&value)?;
     Ok(Json(Aborted { num_aborted: app.abort(fields.request_ids.as_deref()) }))
 }

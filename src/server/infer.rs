@@ -10,6 +10,7 @@ use super::completions;
 use super::error::{ApiError, ApiResult};
 use super::inference::{self, ModelPath};
 use super::parse::{self, PathFields};
+use super::reducer::Delta;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderName, header};
@@ -94,17 +95,16 @@ pub async fn infer(
     let id = head["id"].as_str().map_or_else(|| new_id("infer-"), str::to_owned);
     let (shape, body) = completion(&name, &head, inputs)?;
     let prepared = completions::prepare_off_thread(&app, &caller, body).await?;
-    let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let mut texts = vec![String::new(); reducer.num_choices()];
     let mut reasons = vec![String::new(); reducer.num_choices()];
-    while let Some((run, event)) = generation.recv().await {
-        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "text_input"))? {
-            texts[delta.choice].push_str(&completions::text_of(delta.parts));
-            if let Some(finish) = delta.finish {
-                reasons[delta.choice] = finish.reason.to_owned();
-            }
+    let take = |delta: Delta| {
+        texts[delta.choice].push_str(&completions::text_of(delta.parts));
+        if let Some(finish) = delta.finish {
+            reasons[delta.choice] = finish.reason.to_owned();
         }
-    }
+    };
+    reducer.drain(generation, "text_input", take).await?;
     let data = |name: &str| if name == OUTPUTS[0] { &texts } else { &reasons };
     Ok(respond(&id, &name, &shape, outputs.iter().map(|output| (output, data(output.name).as_slice()))))
 }

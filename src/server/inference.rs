@@ -3,12 +3,11 @@
 use super::app::{App, Caller, new_id};
 use super::completions;
 use super::error::{ApiError, ApiResult};
-use super::parse::{self, PathFields};
+use super::parse::{self, JsonBody, PathFields};
 use super::reducer::{Delta, Tally};
 use super::sse::{self, Encode};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -189,10 +188,9 @@ pub async fn generate(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     PathFields(path): PathFields<ModelPath>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
-    run(app, caller, path, headers, body, false).await
+    run(app, caller, path, value, false).await
 }
 
 /// `POST /v2/models/{name}/generate_stream`.
@@ -200,36 +198,23 @@ pub async fn generate_stream(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     PathFields(path): PathFields<ModelPath>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
-    run(app, caller, path, headers, body, true).await
+    run(app, caller, path, value, true).await
 }
 
-async fn run(
-    app: App,
-    caller: Caller,
-    path: ModelPath,
-    headers: HeaderMap,
-    body: Body,
-    streams: bool,
-) -> ApiResult<Response> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+async fn run(app: App, caller: Caller, path: ModelPath, value: Value, streams: bool) -> ApiResult<Response> {
     let name = path.check(&app)?;
     let fields: GenerateFields = parse::fields(&value)?;
     let id = fields.id.clone().unwrap_or_else(|| new_id("gen-"));
     let prepared = completions::prepare_off_thread(&app, &caller, completion_body(&name, fields, &value)?).await?;
-    let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let mut writer = Writer { id, name, finish: None };
     if streams {
         return Ok(sse::respond(&app, generation, reducer, writer));
     }
     let mut text = String::new();
-    while let Some((run, event)) = generation.recv().await {
-        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "text_input"))? {
-            text.push_str(&writer.text(delta));
-        }
-    }
+    reducer.drain(generation, "text_input", |delta| text.push_str(&writer.text(delta))).await?;
     Ok(Json(writer.response(text)).into_response())
 }
 

@@ -4,7 +4,7 @@ use super::app::{App, Caller, new_id};
 use super::blocks::{Block, BlockEvent, Blocks};
 use super::chat;
 use super::error::{ApiError, ApiResult};
-use super::parse;
+use super::parse::{self, JsonBody};
 use super::reducer::{Delta, Finish, Tally};
 use super::sse::{self, Encode};
 use super::wire::StopCause;
@@ -12,44 +12,35 @@ use super::wire::messages::{
     Message, MessageCount, MessageEnd, MessagesBlock, MessagesDelta, MessagesError, MessagesEvent, MessagesFault,
     MessagesFields, MessagesLimit, MessagesTool, MessagesToolChoice, MessagesUsage, ThinkingField, ThinkingKind,
 };
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::{Map, Value, json};
 
 pub async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let fields: MessagesFields = parse::fields(&value)?;
     let limit: MessagesLimit = parse::fields(&value)?;
     let prepared = chat::prepare_off_thread(&app, &caller, chat_body(&fields, Some(limit))?).await?;
     let id = new_id("msg_");
-    let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let mut writer =
         Writer { id, model: prepared.model.name.clone(), blocks: Blocks::default(), finish: None, has_begun: false };
     if fields.stream == Some(true) {
         return Ok(sse::respond(&app, generation, reducer, writer));
     }
-    while let Some((run, event)) = generation.recv().await {
-        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "messages"))? {
-            writer.take(delta);
-        }
-    }
-    Ok(Json(writer.message(reducer.tally())).into_response())
+    let tally = reducer.drain(generation, "messages", |delta| drop(writer.take(delta))).await?;
+    Ok(Json(writer.message(tally)).into_response())
 }
 
 pub async fn count_tokens(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<MessageCount>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let fields: MessagesFields = parse::fields(&value)?;
     let prepared = chat::prepare_off_thread(&app, &caller, chat_body(&fields, None)?).await?;
     Ok(Json(MessageCount { input_tokens: prepared.request.prompt.len() }))

@@ -7,7 +7,7 @@
 //!
 //! Reading order: [`options`], [`fleet`] (the models), [`app`] (shared state), [`run`] (the process's side), [`routes`], [`openapi`] (their description), [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
-//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], then a file per
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], [`traces`], then a file per
 //! endpoint.
 
 mod answer;
@@ -44,6 +44,7 @@ mod sse;
 mod structured;
 mod tokens;
 pub mod tools;
+mod traces;
 mod wire;
 
 pub use fleet::{Fleet, FleetLimits, OnDemand};

@@ -1,7 +1,7 @@
 //! `GET /metrics`, and what the app shows: `GET /kvasir/v1/state` and `/kvasir/v1/steps`.
 
 use super::app::App;
-use super::error::ApiResult;
+use super::error::{ApiError, ApiResult};
 use super::fleet::Model;
 use super::metrics::{Facts, page};
 use super::parse::{ModelQuery, QueryFields};
@@ -11,6 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Json, Response};
 use serde::Deserialize;
+use serde_json::json;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -50,6 +51,28 @@ pub async fn state(State(app): State<App>, QueryFields(query): QueryFields<Model
     let (model, _) = app.fleet.find(query.model.as_deref())?;
     model.loaded()?;
     Ok(Json(&*model.engine.telemetry().snapshot()).into_response())
+}
+
+/// The model as a remote app needs it: its facts, its tokenizer and its template.
+pub async fn model(State(app): State<App>, QueryFields(query): QueryFields<ModelQuery>) -> ApiResult<Response> {
+    let model = app.open(query.model.as_deref()).await?;
+    let name = model.name.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let description = model.model.engine.describe()?;
+        serde_json::to_string(&json!({ "id": name, "model": description })).ok()
+    });
+    let text = work.await.map_err(|_| ApiError::internal())?.ok_or_else(ApiError::internal)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+}
+
+/// A model with its tokenizer; the fields of `model` are the engine's own.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "describes a type of the engine, which knows nothing of the web")]
+pub struct DescribedModel {
+    /// By which requests may call it.
+    id: String,
+    #[schema(value_type = Object)]
+    model: (),
 }
 
 /// What a reader of snapshots needs to know first; the other fields are the engine's own.

@@ -47,6 +47,8 @@ pub struct ServerOptions {
     pub pooling: Option<Pooling>,
     /// Threads for HTTP.
     pub num_threads: usize,
+    /// A collector that gets a span for each request, as OTLP over HTTP.
+    pub otlp_traces_endpoint: Option<String>,
 }
 
 impl ServerOptions {
@@ -73,6 +75,7 @@ impl ServerOptions {
             splits_reasoning: true,
             pooling: None,
             num_threads: 2,
+            otlp_traces_endpoint: None,
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Bodies, paths and queries to typed requests: size, media type, JSON, types; the error names the field.
 
+use super::app::App;
 use super::error::{ApiError, ApiResult};
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequestParts, Path, Query};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
@@ -49,10 +50,18 @@ pub struct ModelQuery {
 /// A body must have come whole by then.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reads a JSON object of at most `max_bytes`.
-pub async fn json_object(headers: &HeaderMap, body: Body, max_bytes: usize) -> ApiResult<Value> {
-    check_media_type(headers)?;
-    object(&bytes(headers, body, max_bytes).await?)
+/// A body that is a JSON object within the limits.
+pub struct JsonBody(pub Value);
+
+impl FromRequest<App> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        check_media_type(&parts.headers)?;
+        let bytes = bytes(&parts.headers, body, app.options.max_body_bytes).await?;
+        object(&bytes).map(JsonBody)
+    }
 }
 
 /// Reads a body of at most `max_bytes` that is not compressed.

@@ -6,7 +6,7 @@
 use super::app::{App, Caller};
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
-use super::parse::{self, ModelQuery, PathFields, QueryFields};
+use super::parse::{self, JsonBody, ModelQuery, PathFields, QueryFields};
 use super::prepare;
 use super::prompt;
 use super::tools::Tools;
@@ -17,9 +17,7 @@ use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, PinRequest, RunError, Usage};
 use crate::telemetry::{PrefixInfo, Tier};
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -134,10 +132,8 @@ pub async fn list(State(app): State<App>, QueryFields(query): QueryFields<ModelQ
 pub async fn pin(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<PinnedPrefix>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let model = app.open(value["model"].as_str()).await?;
     let (of_model, of_caller) = (model.clone(), caller.clone());
     let work = tokio::task::spawn_blocking(move || prepare(&of_model, &of_caller, &value));
@@ -190,10 +186,8 @@ pub async fn change(
     Extension(caller): Extension<Caller>,
     PathFields(id): PathFields<String>,
     QueryFields(query): QueryFields<ModelQuery>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Json<ChangedPrefix>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     let KeepFields { pinned, name } = parse::fields(&value)?;
     let (model, _) = app.fleet.find(query.model.as_deref())?;
     model.loaded()?;

@@ -4,6 +4,8 @@
 //! gets exactly one [`Finish`], last; what was held back is flushed through the same path before it.
 
 use super::answer::AnswerParser;
+use super::error::{ApiError, ApiResult};
+use super::generation::Generation;
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, FinishReason, RunError, TokenLogprobs, Usage};
 use crate::server::wire::{CompletionTokensDetails, PromptTokensDetails, StopCause, UsageBody};
@@ -112,6 +114,20 @@ impl Reducer {
     pub fn with_parser(mut self, parser: Option<AnswerParser>) -> Self {
         self.choices.iter_mut().for_each(|choice| choice.parser = parser.clone());
         self
+    }
+
+    /// Reads an answer that is not streamed to its end; what it used. Errors name `prompt_field` as the prompt.
+    pub async fn drain(
+        mut self,
+        mut generation: Generation,
+        prompt_field: &'static str,
+        mut take: impl FnMut(Delta),
+    ) -> ApiResult<Tally> {
+        while let Some((run, event)) = generation.recv().await {
+            let deltas = self.push(run, event).map_err(|e| ApiError::of_run(&e, prompt_field))?;
+            deltas.into_iter().for_each(&mut take);
+        }
+        Ok(self.tally())
     }
 
     /// Takes the next event of a run.

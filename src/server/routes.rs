@@ -7,7 +7,7 @@ use super::health::{AbortFields, Aborted, ReplicaLoads, ServerLoad, Sleeping, Ve
 use super::infer::{InferFields, InferResponse};
 use super::inference::{GenerateFields, GenerateResponse, ModelConfig, ModelEntry, ModelMetadata, ServerMetadata};
 use super::models::{ModelCard, ModelList};
-use super::observe::{EngineState, StepEvent, StepsQuery};
+use super::observe::{DescribedModel, EngineState, StepEvent, StepsQuery};
 use super::openapi::{Endpoint, OpenApiDocument};
 use super::parse::ModelQuery;
 use super::prefixes::{ChangedPrefix, EvictedPrefix, KeepFields, PinFields, PinnedPrefix, PrefixList};
@@ -160,6 +160,10 @@ fn of_routers() -> Vec<Endpoint> {
 fn of_operators() -> Vec<Endpoint> {
     vec![
         Endpoint::get("/metrics", "Counters in Prometheus' text format", observe::metrics).answers_text(),
+        Endpoint::get("/kvasir/v1/model", "The model with its tokenizer, for a remote app", observe::model)
+            .query::<ModelQuery>()
+            .answers::<DescribedModel>()
+            .refuses(&[404, 429, 503]),
         Endpoint::get("/kvasir/v1/state", "The engine's latest snapshot", observe::state)
             .query::<ModelQuery>()
             .answers::<EngineState>()

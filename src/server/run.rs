@@ -110,6 +110,9 @@ where
     L::Addr: std::fmt::Debug,
 {
     tokio::spawn(watch(app.clone()));
+    if let Some(tracer) = &app.tracer {
+        tracer.start();
+    }
     let (drained, is_drained) = tokio::sync::oneshot::channel::<()>();
     let mut server = tokio::spawn({
         let service = routes::router(app.clone());
@@ -123,6 +126,9 @@ where
     tokio::select! {
         ended = &mut server => return fault(ended),
         () = drain(&app, &*num_stops) => {}
+    }
+    if let Some(tracer) = &app.tracer {
+        tracer.flush().await;
     }
     // Dropped only here; the server then takes no further connection and closes idle ones.
     drop(drained);

@@ -9,13 +9,15 @@ use super::error::ApiError;
 use super::generation::Generation;
 use super::reducer::{Delta, Reducer, Tally};
 use axum::body::{Body, Bytes};
-use axum::http::header;
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
+/// Says which request of the step records an answer is.
+const ENGINE_REQUEST: HeaderName = HeaderName::from_static("x-kvasir-request");
 /// Pieces that may wait for the socket.
 const CHANNEL: usize = 8;
 /// Events that are there already go out in one piece of about this size.
@@ -53,6 +55,7 @@ pub fn named(out: &mut String, event: &impl Serialize) {
 /// The answer whose body is the stream.
 pub fn respond(app: &App, generation: Generation, reducer: Reducer, encoder: impl Encode) -> Response {
     let (sender, mut receiver) = mpsc::channel::<Bytes>(CHANNEL);
+    let first_id = generation.first_id();
     let timing = (app.options.keep_alive, app.options.slow_client_timeout);
     tokio::spawn(pump(generation, reducer, encoder, sender, timing));
     let pieces =
@@ -62,7 +65,11 @@ pub fn respond(app: &App, generation: Generation, reducer: Reducer, encoder: imp
         (header::CACHE_CONTROL, "no-cache"),
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    (headers, Body::from_stream(pieces)).into_response()
+    let mut response = (headers, Body::from_stream(pieces)).into_response();
+    if let Some(id) = first_id {
+        response.headers_mut().insert(ENGINE_REQUEST, HeaderValue::from(id));
+    }
+    response
 }
 
 /// Moves events until the end, or until nobody reads any more; the runs are dropped with it.

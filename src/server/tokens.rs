@@ -3,14 +3,12 @@
 use super::app::App;
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
-use super::parse;
+use super::parse::{self, JsonBody};
 use super::prompt;
 use super::tools::Tools;
 use super::wire::chat::{ChatFields, ChatMessage};
 use crate::ids::TokenId;
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -48,8 +46,7 @@ pub struct DetokenizeResponse {
     pub prompt: String,
 }
 
-pub async fn tokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<TokenizeResponse>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+pub async fn tokenize(State(app): State<App>, JsonBody(value): JsonBody) -> ApiResult<Json<TokenizeResponse>> {
     let model = app.open(value["model"].as_str()).await?;
     let work = tokio::task::spawn_blocking(move || tokenize_value(&model, &value));
     work.await.map_err(|_| ApiError::internal())?.map(Json)
@@ -72,8 +69,7 @@ fn tokenize_value(model: &ModelUse, value: &Value) -> ApiResult<TokenizeResponse
     Ok(TokenizeResponse { count: tokens.len(), max_model_len: model.max_model_len, tokens, token_strs })
 }
 
-pub async fn detokenize(State(app): State<App>, headers: HeaderMap, body: Body) -> ApiResult<Json<DetokenizeResponse>> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
+pub async fn detokenize(State(app): State<App>, JsonBody(value): JsonBody) -> ApiResult<Json<DetokenizeResponse>> {
     let fields: DetokenizeRequest = parse::fields(&value)?;
     let model = app.open(fields.model.as_deref()).await?;
     if let Some(id) = fields.tokens.iter().find(|&&id| id >= model.vocab_size) {

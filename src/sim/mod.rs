@@ -98,6 +98,7 @@ pub struct WorldStats {
     pub refused_pins: u64,
     pub evicted_prefixes: u64,
     pub resets: u64,
+    pub forced_tokens: u64,
 }
 
 /// A world that broke a rule; its seed replays it.
@@ -208,7 +209,8 @@ impl AddAssign for WorldStats {
             repinned,
             refused_pins,
             evicted_prefixes,
-            resets
+            resets,
+            forced_tokens
         );
     }
 }

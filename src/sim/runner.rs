@@ -162,6 +162,7 @@ impl Run {
                 for row in &committed.rows {
                     if let Some(token) = row.token {
                         self.receive(row.request, token)?;
+                        self.force_sometimes(row.request)?;
                         self.fork_choices(row.request)?;
                     }
                 }
@@ -278,6 +279,25 @@ impl Run {
             Some(expected) if *expected == token => Ok(()),
             expected => Err(format!("request {request} got token {token} as output {at}, alone it gets {expected:?}")),
         }
+    }
+
+    /// Says some of the next tokens before they are sampled, as a grammar does that leaves no choice.
+    fn force_sometimes(&mut self, request: RequestId) -> Result<(), String> {
+        let percent = self.world.force_percent;
+        if request.0 >= FIRST_PIN || percent == 0 || !self.rng.percent(percent) {
+            return Ok(());
+        }
+        for _ in 0..self.rng.range(1, 6) {
+            let client = &self.clients[request.idx() - 1];
+            let at = client.output.len();
+            let is_stopping = client.stop_string.as_ref().is_some_and(|stop| stop.after_tokens as usize <= at);
+            let next = client.expected.as_ref().and_then(|expected| expected.output.get(at)).copied();
+            let (Some(token), true, false) = (next, self.scheduler.can_force(request), is_stopping) else { break };
+            self.scheduler.force(request, token);
+            self.stats.forced_tokens += 1;
+            self.receive(request, token)?;
+        }
+        Ok(())
     }
 
     fn draw_fault(&mut self) -> Option<Fault> {

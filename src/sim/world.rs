@@ -29,6 +29,8 @@ pub(super) struct World {
     pub fork_percent: u32,
     /// Chance in percent per step that a prefix is unpinned, evicted, or the cache reset.
     pub prefix_percent: u32,
+    /// Chance in percent per sampled token that tokens are forced behind it.
+    pub force_percent: u32,
     /// The budget of a step is drawn anew each time.
     pub varies_budget: bool,
 }
@@ -103,6 +105,7 @@ impl World {
             fork_percent: if rng.percent(60) { 0 } else { rng.range(1, 12) },
             varies_budget: rng.percent(40),
             prefix_percent: 0,
+            force_percent: 0,
         };
         let prefixes: Vec<Vec<TokenId>> = (0..3).map(|_| world.prefix(rng)).collect();
         let mut arrives_at = 0;
@@ -130,6 +133,9 @@ impl World {
         let mut aside = rng.clone();
         if aside.percent(12) {
             world.become_searches(&mut aside);
+        }
+        if aside.percent(30) {
+            world.force_percent = aside.range(5, 40);
         }
         world
     }

@@ -24,6 +24,9 @@ pub struct SeqStep {
     pub num_tokens: u32,
     /// The token sampled by this row, if its last position asked for logits.
     pub sampled: Option<TokenId>,
+    /// What a grammar forced behind it: computed in the next step, and not sampled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forced: Vec<TokenId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +34,7 @@ pub struct SeqStep {
 pub enum RowKind {
     /// A chunk of the prompt; `cached` tokens came from the prefix cache when the row was admitted in this step.
     Prefill { cached: u32 },
-    /// One new token.
+    /// The last token, to get the next; with those that were forced behind it.
     Decode,
     /// Tokens computed again after a preemption.
     Recompute { cached: u32 },
@@ -317,8 +320,9 @@ impl StepRecord {
     pub fn num_decode(&self) -> u32 {
         self.rows.iter().filter(|r| r.kind == RowKind::Decode).count() as u32
     }
+    /// Tokens beside one for each decoding row; those that were forced behind it are among them.
     pub fn num_prefill_tokens(&self) -> u32 {
-        self.rows.iter().filter(|r| r.kind != RowKind::Decode).map(|r| r.num_tokens).sum()
+        self.num_tokens() - self.num_decode()
     }
 }
 

@@ -22,7 +22,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::tokenizer::{AddedToken, AddedVocabulary, SplitDelimiterBehavior};
 
 /// The keys `tokenizer.ggml.*` of a GGUF file. Lists that a file lacks are empty.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct GgufVocab {
     /// `tokenizer.ggml.model`: "gpt2", "llama", "t5", "bert" or "gemma4".
     pub model: String,

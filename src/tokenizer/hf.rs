@@ -13,14 +13,28 @@ use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::tokenizer::AddedToken;
 
 /// The files of a Hugging Face folder that say how text becomes tokens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct HfTokenizerFiles {
     /// The bytes of `tokenizer.json`.
+    #[serde(with = "text")]
     pub tokenizer_json: Vec<u8>,
     /// `tokenizer_config.json`: names of special tokens, and tokens added later.
     pub tokenizer_config: Option<Json>,
     /// `special_tokens_map.json`, asked where the config is silent.
     pub special_tokens_map: Option<Json>,
+}
+
+/// Bytes that are text are written as text.
+mod text {
+    use serde::{Deserialize, Deserializer, Serializer, ser::Error};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(std::str::from_utf8(bytes).map_err(S::Error::custom)?)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        String::deserialize(deserializer).map(String::into_bytes)
+    }
 }
 
 const FILE: &str = "tokenizer.json";

@@ -8,6 +8,7 @@ mod cli;
 mod fuzz;
 mod gguf_forms;
 mod golden;
+mod jump_forward;
 mod kernels;
 mod layers;
 mod long_context;

@@ -61,6 +61,14 @@ pub(in crate::app) fn submit(
     Ok(run)
 }
 
+/// A remote engine says by which request it knows a run once the run has started.
+pub(in crate::app) fn learn_request(core: &mut AppCore, answer: MessageId) {
+    let request = core.live.get(&answer).and_then(|live| live.run.as_ref()).map(Run::id);
+    if let Some(active) = core.state.runs.get_mut(&answer) {
+        active.request = request.or(active.request);
+    }
+}
+
 /// The request that has most of a prompt's beginning in common, and how much: one for another answer of this chat, off the
 /// path that is asked about, or of the chat that it was copied from. What came before on the same path is no fork: the
 /// prefix cache finds that.

@@ -139,7 +139,7 @@ impl RequestBook {
                 if let (RowKind::Decode, Some(before)) = (row.kind, log.last_token_us()) {
                     gaps.push(end.saturating_sub(before));
                 }
-                log.tokens.push((record.step, end));
+                log.tokens.extend((0..=row.forced.len()).map(|_| (record.step, end)));
             }
         }
         for p in &record.preempted {

@@ -190,6 +190,9 @@ pub fn row_words(row: &crate::telemetry::SeqStep) -> String {
     let range =
         format!("{} to {}", format::count(u64::from(row.from)), format::count(u64::from(row.from + row.num_tokens)));
     match row.kind {
+        RowKind::Decode if row.num_tokens > 1 => {
+            format!("decode {range} ({} forced by its grammar)", format::count(u64::from(row.num_tokens - 1)))
+        }
         RowKind::Decode => format!("decode at {}", format::count(u64::from(row.from))),
         RowKind::Prefill { cached: 0 } => format!("prefill {range}"),
         RowKind::Prefill { cached } => format!("prefill {range} ({} from cache)", format::count(u64::from(cached))),
@@ -416,7 +419,15 @@ mod tests {
     }
 
     fn row(request: u64, kind: RowKind, from: u32, num_tokens: u32) -> SeqStep {
-        SeqStep { request: RequestId(request), slot: SeqSlot(0), kind, from, num_tokens, sampled: None }
+        SeqStep {
+            request: RequestId(request),
+            slot: SeqSlot(0),
+            kind,
+            from,
+            num_tokens,
+            sampled: None,
+            forced: Vec::new(),
+        }
     }
 
     #[test]

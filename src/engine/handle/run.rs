@@ -20,8 +20,9 @@ impl Run {
         Run { id, stream, commands }
     }
 
+    /// The request of its first choice in telemetry. On a remote engine it is known once the run has started.
     pub fn id(&self) -> RequestId {
-        self.id
+        self.stream.known_as().unwrap_or(self.id)
     }
 
     /// The next event, if one is there.

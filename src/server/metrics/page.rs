@@ -237,8 +237,13 @@ impl Page {
             f64::from(u8::from(!facts.is_unloaded))
         });
         self.histogram("kvasir:step_gpu_seconds", "GPU time of a step.", |m| &m.step_gpu, |_| f64::INFINITY);
-        let counters: [(&str, &str, fn(&Facts) -> u64); 6] = [
+        let counters: [(&str, &str, fn(&Facts) -> u64); 7] = [
             ("kvasir:steps", "Steps.", |facts| facts.totals.steps),
+            (
+                "kvasir:jump_forward_tokens",
+                "Output tokens that grammars forced, so that no step sampled them.",
+                |facts| facts.totals.forced_tokens,
+            ),
             ("kvasir:failed_steps", "Steps that failed and were tried again.", |facts| facts.totals.failed_steps),
             ("kvasir:device_recoveries", "Times that executor and cache were rebuilt.", |facts| {
                 facts.totals.recoveries

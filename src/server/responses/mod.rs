@@ -13,26 +13,22 @@ use super::app::{App, Caller, new_id, unix_seconds};
 use super::blocks::{Block, BlockEvent, Blocks};
 use super::chat;
 use super::error::{ApiError, ApiResult};
-use super::parse::{self, PathFields};
+use super::parse::{self, JsonBody, PathFields};
 use super::reducer::{Delta, Finish, Tally};
 use super::sse::{self, Encode};
 use super::wire::responses::{
     DeletedResponse, IncompleteDetails, InputTokensDetails, NumberedEvent, OutputItem, OutputPart, OutputTokensDetails,
     Place, ResponseObject, ResponsesEvent, ResponsesFault, ResponsesFields, ResponsesUsage,
 };
-use axum::body::Body;
 use axum::extract::{Extension, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::Value;
 
 pub async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
+    JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
-    let value = parse::json_object(&headers, body, app.options.max_body_bytes).await?;
     parse::refuse(&value, &request::UNSUPPORTED)?;
     let fields: ResponsesFields = parse::fields(&value)?;
     let before = match &fields.previous_response_id {
@@ -42,7 +38,7 @@ pub async fn create(
     let (body, messages) = request::chat_body(&fields, &value, before)?;
     let prepared = chat::prepare_off_thread(&app, &caller, body).await?;
     let id = new_id("resp_");
-    let (mut generation, mut reducer) = prepared.start(&app, &caller, &id)?;
+    let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let streams = fields.stream == Some(true);
     let kept = (fields.store != Some(false)).then(|| (app.clone(), messages));
     let mut writer = Writer {
@@ -58,12 +54,8 @@ pub async fn create(
     if streams {
         return Ok(sse::respond(&app, generation, reducer, writer));
     }
-    while let Some((run, event)) = generation.recv().await {
-        for delta in reducer.push(run, event).map_err(|e| ApiError::of_run(&e, "input"))? {
-            writer.take(delta);
-        }
-    }
-    let response = writer.response(reducer.tally());
+    let tally = reducer.drain(generation, "input", |delta| drop(writer.take(delta))).await?;
+    let response = writer.response(tally);
     writer.keep(&response);
     Ok(Json(response).into_response())
 }

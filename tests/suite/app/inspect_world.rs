@@ -370,6 +370,7 @@ impl World {
             from: r.computed,
             num_tokens,
             sampled,
+            forced: Vec::new(),
         });
     }
 

@@ -3,6 +3,7 @@
 mod chat;
 mod demo;
 mod inspect;
+mod remote;
 mod shell;
 mod states;
 

@@ -12,9 +12,11 @@ mod observe;
 mod openapi;
 mod other_apis;
 mod prefixes;
+mod random_schemas;
 mod streams;
 mod structured;
 mod tools;
+mod traces;
 mod transcripts;
 
 use kvasir::engine::EngineHandle;

@@ -73,6 +73,7 @@ fn assert_nothing_is_untried(stats: &WorldStats, worlds: u64) {
         ("refused pins", stats.refused_pins),
         ("evicted prefixes", stats.evicted_prefixes),
         ("resets", stats.resets),
+        ("forced tokens", stats.forced_tokens),
     ];
     for (what, count) in counted {
         assert!(count > 0 || worlds < 1_000, "{worlds} worlds had no {what}");

@@ -3,6 +3,7 @@
 use super::ServeBenchArgs;
 use super::prompts::Prompt;
 use crate::cli::error::CliError;
+use crate::engine::remote::EventLines as Lines;
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -169,24 +170,6 @@ impl Target {
             outcome.output_tokens = num_chunks;
         }
         Ok(())
-    }
-}
-
-/// Puts the data of events together from pieces of a stream.
-#[derive(Default)]
-pub struct Lines {
-    rest: Vec<u8>,
-}
-
-impl Lines {
-    /// The data of the events that are complete with these bytes.
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
-        self.rest.extend_from_slice(bytes);
-        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
-        let whole: Vec<u8> = self.rest.drain(..=end).collect();
-        let text = String::from_utf8_lossy(&whole);
-        let data = |line: &str| line.strip_prefix("data:").map(|data| data.trim().to_owned());
-        text.lines().filter_map(data).filter(|data| data != "[DONE]").collect()
     }
 }
 

@@ -1,10 +1,11 @@
 //! The arrival process, the reader of streams, the figures, and a run against a real socket.
 
-use super::client::{Lines, Outcome};
+use super::client::Outcome;
 use super::figures::{between, limits};
 use super::*;
 use crate::engine::EngineHandle;
 use crate::engine::options::FakeOptions;
+use crate::engine::remote::EventLines as Lines;
 use crate::server::{Server, ServerOptions};
 use clap::Parser;
 use serde_json::json;
