@@ -80,7 +80,7 @@ pub fn check(request: &GenerateRequest, model: &LoadedModel) -> Result<(), RunEr
         return invalid("length_penalty", format!("must be between -{max} and {max}, not {given}"));
     }
     if request.sampling.logprobs.is_some() {
-        return invalid("logprobs", "are not reported for beam search: each output has its score".into());
+        return invalid("logprobs", "are not reported for beam search".into());
     }
     Ok(())
 }

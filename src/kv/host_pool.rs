@@ -258,8 +258,12 @@ impl HostPool {
     }
 
     /// A place to write cached content to in the open step; `None` when there is no room. `dropped` hears of the cached
-    /// content that goes.
-    pub fn take_cached(&mut self, key: ContentKey, dropped: &mut impl FnMut(HostSlot, &Slot)) -> Option<HostSlot> {
+    /// content that goes, and of its tokens.
+    pub fn take_cached(
+        &mut self,
+        key: ContentKey,
+        dropped: &mut impl FnMut(HostSlot, &Slot, &[TokenId]),
+    ) -> Option<HostSlot> {
         if self.room() == 0 && !self.is_wanted(&key.id) {
             return None;
         }
@@ -271,7 +275,11 @@ impl HostPool {
     }
 
     /// A place to write a preempted request's block to in the open step.
-    pub fn take_held(&mut self, owner: RequestId, dropped: &mut impl FnMut(HostSlot, &Slot)) -> Option<HostSlot> {
+    pub fn take_held(
+        &mut self,
+        owner: RequestId,
+        dropped: &mut impl FnMut(HostSlot, &Slot, &[TokenId]),
+    ) -> Option<HostSlot> {
         if self.room() == 0 {
             return None;
         }
@@ -285,7 +293,7 @@ impl HostPool {
         &mut self,
         key: ContentKey,
         tokens: &[TokenId],
-        dropped: &mut impl FnMut(HostSlot, &Slot),
+        dropped: &mut impl FnMut(HostSlot, &Slot, &[TokenId]),
     ) -> Option<HostSlot> {
         assert!(self.open.is_none(), "content is adopted between steps");
         if self.holds(&key.id) || self.room() == 0 {
@@ -299,7 +307,7 @@ impl HostPool {
     }
 
     /// A free place, or the one whose content was used longest ago.
-    fn take(&mut self, dropped: &mut impl FnMut(HostSlot, &Slot)) -> Option<HostSlot> {
+    fn take(&mut self, dropped: &mut impl FnMut(HostSlot, &Slot, &[TokenId])) -> Option<HostSlot> {
         if let Some(&slot) = self.free.first() {
             return Some(slot);
         }
@@ -307,7 +315,7 @@ impl HostPool {
         if self.open.is_some_and(|before| stamp > before) {
             return None;
         }
-        dropped(slot, &self.slots[slot.idx()]);
+        dropped(slot, &self.slots[slot.idx()], self.tokens_of(slot));
         self.change(slot, Slot::default());
         Some(slot)
     }
@@ -492,7 +500,7 @@ mod tests {
         pool.begin();
         let mut written = Vec::new();
         for &n in contents {
-            let slot = pool.take_cached(key(n), &mut |_, old| gone.push(old.key.id.0[0]));
+            let slot = pool.take_cached(key(n), &mut |_, old, _| gone.push(old.key.id.0[0]));
             written.extend(slot.map(|slot| (slot, [TokenId::from(n); 2])));
         }
         pool.commit(written.iter().map(|(slot, tokens)| (*slot, &tokens[..])));
@@ -504,6 +512,17 @@ mod tests {
 
     fn find(pool: &HostPool, n: u8) -> bool {
         pool.find(&key(n).id, CacheKey::default(), &[TokenId::from(n); 2]).is_some()
+    }
+
+    #[test]
+    fn content_that_makes_room_for_what_comes_from_disk_is_told_with_its_own_tokens() {
+        let mut pool = HostPool::new(1, 2);
+        cache(&mut pool, &[1]);
+        let mut told = None;
+        let mut note = |_, old: &Slot, tokens: &[TokenId]| told = Some((old.key.id, tokens.to_vec()));
+        pool.adopt(key(2), &[2, 2], &mut note).expect("a place");
+        assert_eq!(told, Some((key(1).id, vec![1, 1])));
+        assert!(find(&pool, 2) && !find(&pool, 1));
     }
 
     #[test]
@@ -530,8 +549,8 @@ mod tests {
         pool.begin();
         pool.touch(HostSlot(0));
         pool.touch(HostSlot(1));
-        assert_eq!(pool.take_cached(key(4), &mut |_, _| {}), None);
-        assert_eq!(pool.take_held(RequestId(1), &mut |_, _| {}), None);
+        assert_eq!(pool.take_cached(key(4), &mut |_, _, _| {}), None);
+        assert_eq!(pool.take_held(RequestId(1), &mut |_, _, _| {}), None);
         pool.commit([].into_iter());
     }
 
@@ -558,7 +577,7 @@ mod tests {
         pool.begin();
         pool.want(key(2).id, true);
         pool.touch(HostSlot(0));
-        pool.take_cached(key(4), &mut |_, _| {}).expect("a place");
+        pool.take_cached(key(4), &mut |_, _, _| {}).expect("a place");
         pool.undo();
         let after = format!("{:?}", (&pool.slots, &pool.free, &pool.lru, &pool.wanted, pool.last_stamp));
         assert_eq!(before, after);
@@ -570,7 +589,7 @@ mod tests {
         let mut pool = HostPool::new(2, 2);
         cache(&mut pool, &[1]);
         pool.begin();
-        pool.take_cached(key(2), &mut |_, _| {}).expect("a place");
+        pool.take_cached(key(2), &mut |_, _, _| {}).expect("a place");
         pool.abandon(|host| assert_eq!(host, HostSlot(1)));
         assert!(find(&pool, 1) && !find(&pool, 2));
         assert_eq!(pool.counts().free, 1);

@@ -66,7 +66,7 @@ impl KvCache {
     /// Cached contents in host memory.
     pub fn host_contents(&self) -> impl Iterator<Item = CachedContent> + '_ {
         let cached = self.host.slots().filter(|(_, slot)| slot.state == HostState::Cached);
-        cached.map(|(host, slot)| content(&self.host, host, slot))
+        cached.map(|(host, slot)| content(host, slot, self.host.tokens_of(host)))
     }
 
     /// Contents that are leaving host memory: their bytes are there until the open step is launched, or until the place
@@ -142,8 +142,9 @@ impl KvCache {
         for &block in blocks {
             let (events, spilled) = (&mut self.events, &mut self.spilled);
             let mut dropped = Vec::new();
-            let host = self.host.take_held(owner, &mut |host, slot| dropped.push((host, slot.key)));
-            note_dropped(&self.host, &dropped, events, spilled);
+            let note = &mut |host, slot: &Slot, tokens: &[TokenId]| dropped.push(content(host, slot, tokens));
+            let host = self.host.take_held(owner, note);
+            note_dropped(dropped, events, spilled);
             let host = host.expect("there is room for what is swapped");
             self.swap_out.push(HostTransfer { block, host });
             self.events.push(BlockEvent::SwapOut { block, host, request: Some(owner) });
@@ -266,8 +267,9 @@ impl KvCache {
         }
         let mut dropped = Vec::new();
         let key = ContentKey { id, parent, key, hash };
-        let slot = self.host.adopt(key, &content.tokens, &mut |host, slot| dropped.push((host, slot.key)));
-        note_dropped(&self.host, &dropped, &mut self.events, &mut self.spilled);
+        let note = &mut |host, slot: &Slot, tokens: &[TokenId]| dropped.push(self::content(host, slot, tokens));
+        let slot = self.host.adopt(key, &content.tokens, note);
+        note_dropped(dropped, &mut self.events, &mut self.spilled);
         slot
     }
 
@@ -317,8 +319,9 @@ impl KvCache {
             return;
         }
         let mut dropped = Vec::new();
-        let host = self.host.take_cached(key, &mut |host, slot| dropped.push((host, slot.key)));
-        note_dropped(&self.host, &dropped, &mut self.events, &mut self.spilled);
+        let note = &mut |host, slot: &Slot, tokens: &[TokenId]| dropped.push(content(host, slot, tokens));
+        let host = self.host.take_cached(key, note);
+        note_dropped(dropped, &mut self.events, &mut self.spilled);
         let Some(host) = host else { return };
         self.swap_out.push(HostTransfer { block, host });
         self.events.push(BlockEvent::SwapOut { block, host, request: None });
@@ -406,22 +409,14 @@ impl KvCache {
     }
 }
 
-fn content(pool: &HostPool, host: HostSlot, slot: &Slot) -> CachedContent {
+fn content(host: HostSlot, slot: &Slot, tokens: &[TokenId]) -> CachedContent {
     let ContentKey { id, parent, key, hash } = slot.key;
-    CachedContent { host, id, parent, key, hash, tokens: pool.tokens_of(host).to_vec() }
+    CachedContent { host, id, parent, key, hash, tokens: tokens.to_vec() }
 }
 
-fn note_dropped(
-    pool: &HostPool,
-    dropped: &[(HostSlot, ContentKey)],
-    events: &mut Vec<BlockEvent>,
-    spilled: &mut Option<Vec<CachedContent>>,
-) {
-    for &(host, content) in dropped {
-        events.push(BlockEvent::HostFree { host });
-        if let Some(spilled) = spilled {
-            let ContentKey { id, parent, key, hash } = content;
-            spilled.push(CachedContent { host, id, parent, key, hash, tokens: pool.tokens_of(host).to_vec() });
-        }
+fn note_dropped(dropped: Vec<CachedContent>, events: &mut Vec<BlockEvent>, spilled: &mut Option<Vec<CachedContent>>) {
+    events.extend(dropped.iter().map(|content| BlockEvent::HostFree { host: content.host }));
+    if let Some(spilled) = spilled {
+        spilled.extend(dropped);
     }
 }

@@ -142,7 +142,10 @@ pub async fn pin(
     let _guard = app.admit(&caller, &model.model)?;
     let block_size = model.block_size;
     let fault = |error: RunError| match error {
-        RunError::InvalidParam(invalid) => ApiError::invalid(field, format!("{field} {}", invalid.message)),
+        RunError::InvalidParam(invalid) => {
+            let field = if invalid.field == "name" { "name" } else { field };
+            ApiError::invalid(field, format!("{field} {}", invalid.message))
+        }
         error => ApiError::of_run(&error, field),
     };
     let (id, name) = (engine.prefix_id(&request), request.name.clone());

@@ -127,7 +127,7 @@ impl Run {
         let inputs = self.draw_inputs();
         let plan = self.scheduler.plan_step(inputs);
         self.note_plan(&plan);
-        self.disk.keep(self.scheduler.take_spilled(), &self.executor);
+        self.disk.keep(self.scheduler.take_spilled(), &self.executor)?;
         if plan.is_empty() {
             self.scheduler.commit(&plan, &[], &[]);
             return self.after_step();
@@ -364,7 +364,7 @@ impl Run {
         let before = matches!(fault, Some(Fault::Launch(_))).then(|| self.scheduler.state());
         let disk = &self.disk;
         let plan = self.scheduler.plan_save(self.step, 4, &|id| disk.has(id));
-        self.disk.keep(self.scheduler.take_spilled(), &self.executor);
+        self.disk.keep(self.scheduler.take_spilled(), &self.executor)?;
         self.step += 1;
         if plan.is_empty() {
             self.scheduler.commit(&plan, &[], &[]);
@@ -386,7 +386,7 @@ impl Run {
                 }
             }
         }
-        self.disk.keep(self.scheduler.kv().host_contents().collect(), &self.executor);
+        self.disk.keep(self.scheduler.kv().host_contents().collect(), &self.executor)?;
         self.after_step()
     }
 

@@ -149,6 +149,10 @@ impl Held<'_> {
                 Some(id) if is_known(&id) => drop(listing.known.insert(id)),
                 Some(id) => {
                     let Ok(meta) = entry.metadata() else { continue };
+                    // Somebody's folder is left alone, whatever it is called.
+                    if meta.is_dir() {
+                        continue;
+                    }
                     let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
                     match meta.len() == self.folder.file_bytes {
                         true => new.push((modified.unwrap_or_default(), id)),

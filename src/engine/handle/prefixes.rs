@@ -3,9 +3,22 @@
 use super::{EngineHandle, Run, check_tokens};
 use crate::ids::RequestId;
 use crate::kv::{self, CacheKey};
-use crate::protocol::{EngineCommand, OwnerTag, PinRequest, PrefixCommand, RunError};
+use crate::protocol::{EngineCommand, InvalidParam, OwnerTag, PinRequest, PrefixCommand, RunError};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
+
+/// Longest name of a prefix in bytes: it is told with every snapshot.
+const MAX_NAME: usize = 256;
+
+fn check_name(name: Option<&String>) -> Result<(), RunError> {
+    match name.map(String::len).filter(|len| *len > MAX_NAME) {
+        Some(len) => {
+            Err(InvalidParam { field: "name", message: format!("must have at most {MAX_NAME} bytes, not {len}") }
+                .into())
+        }
+        None => Ok(()),
+    }
+}
 
 impl EngineHandle {
     /// Computes a prefix, as far as it is not cached, and keeps it: it is found by later requests until
@@ -15,6 +28,7 @@ impl EngineHandle {
         let model = self.model().ok_or(RunError::NoModel)?;
         check_tokens(&request.tokens, model.vocab_size)?;
         model.loras.check(request.adapter)?;
+        check_name(request.name.as_ref())?;
         let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
         let request = Box::new(request);
         self.start_run(id, |events| EngineCommand::Prefix(PrefixCommand::Pin { id, request, events }))
@@ -30,6 +44,7 @@ impl EngineHandle {
     /// pinned one another name.
     pub fn keep_prefix(&self, prefix: u64, name: Option<String>, owner: OwnerTag) -> Result<Run, RunError> {
         self.model().ok_or(RunError::NoModel)?;
+        check_name(name.as_ref())?;
         let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
         let command = |events| EngineCommand::Prefix(PrefixCommand::Keep { id, prefix, name, owner, events });
         self.start_run(id, command)

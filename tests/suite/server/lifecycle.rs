@@ -62,6 +62,31 @@ fn a_client_that_does_not_read_is_cut_off_and_slows_nobody() {
 }
 
 #[test]
+fn an_engine_that_makes_no_progress_is_noticed_and_is_well_again_when_it_does() {
+    let fake = FakeOptions { step_delay: Duration::from_secs(3), ..FakeOptions::small() };
+    let options = ServerOptions { stall_timeout: Duration::from_millis(300), ..ServerOptions::local() };
+    let server = TestServer::start(EngineHandle::start_fake(fake), options);
+    assert_eq!(server.get("/health").status, 200);
+    let _waiting = open(&server, &json!({ "prompt": "x", "max_tokens": 1 }));
+    server.wait_until("a server that is not well", |server| server.get("/health").status == 503);
+    let live = server.get("/health/live");
+    assert!(live.status == 503 && live.body.contains("no progress"), "{}", live.body);
+    server.wait_until("a server that is well", |server| server.get("/health/live").status == 200);
+}
+
+#[test]
+fn the_name_of_a_prefix_has_a_bounded_length() {
+    let server = slow();
+    let body = |name: usize| json!({ "prompt": "a prefix of some blocks ".repeat(4), "name": "x".repeat(name) });
+    let refused = server.post("/kvasir/v1/prefixes", &body(300));
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("name")), "{}", refused.body);
+    let kept = server.ok("/kvasir/v1/prefixes", &body(200));
+    let path = format!("/kvasir/v1/prefixes/{}", kept["id"].as_str().expect("an id"));
+    let refused = server.post(&path, &json!({ "pinned": true, "name": "x".repeat(300) }));
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("name")), "{}", refused.body);
+}
+
+#[test]
 fn a_drain_finishes_what_runs_and_refuses_what_is_new() {
     let mut server = slow();
     let mut connection = open(&server, &json!({ "prompt": "x", "max_tokens": 60, "ignore_eos": true, "stream": true }));
