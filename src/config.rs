@@ -3,7 +3,10 @@
 //! Precedence: flags, then `KVASIR_*` variables (both arrive in [`EngineArgs`]), then `config.toml`, then the defaults
 //! below. Unknown keys of the file become warnings with a suggestion, wrong values become errors that name the key.
 
+mod lora;
 mod values;
+
+pub use lora::LoraArgs;
 
 use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
 use etcetera::BaseStrategy;
@@ -353,6 +356,8 @@ pub struct EngineArgs {
     /// Mark every slot of the KV cache with its token and check the marks before each read
     #[arg(long)]
     pub kv_canary: bool,
+    #[command(flatten)]
+    pub lora: LoraArgs,
     /// Use no optional feature of the adapter
     #[arg(long)]
     pub floor: bool,
@@ -460,6 +465,7 @@ impl EngineArgs {
             precise: self.precise,
             kv_cache_dtype,
             kv_canary: self.kv_canary,
+            lora: self.lora.resolve()?,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),

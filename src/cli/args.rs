@@ -4,7 +4,7 @@ use super::error::CliError;
 use crate::config::{EngineArgs, HumanInt};
 use crate::engine::handle::GenerationDefaults;
 use crate::protocol::{Pooling, SamplingParams, StopRules};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Which model, and how to run it.
 #[derive(Clone, Debug, clap::Args)]
@@ -13,8 +13,26 @@ pub struct ModelArgs {
     /// A GGUF file, a Hugging Face folder or the id of a model found here (default: the built-in default model)
     #[arg(long, value_name = "PATH|ID", env = "KVASIR_MODEL", hide_env_values = true)]
     pub model: Option<String>,
+    /// What [`LoraArg`] names, for commands that have it.
+    #[arg(skip)]
+    pub lora: Option<PathBuf>,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// An adapter for all that a command runs.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LoraArg {
+    /// Apply a LoRA adapter: a folder as PEFT writes it
+    #[arg(long, value_name = "PATH", help_heading = "Model")]
+    lora: Option<PathBuf>,
+}
+
+impl LoraArg {
+    /// The model with the adapter.
+    pub fn on(&self, model: &ModelArgs) -> ModelArgs {
+        ModelArgs { lora: self.lora.clone(), ..model.clone() }
+    }
 }
 
 /// How tokens are drawn and when the output ends.

@@ -1,7 +1,7 @@
 //! `kvasir chat`: a conversation in the terminal. Ctrl-C stops the answer and keeps the conversation; at the prompt, or
 //! pressed again, it quits.
 
-use super::args::{ModelArgs, SamplingArgs};
+use super::args::{LoraArg, ModelArgs, SamplingArgs};
 use super::error::{CliError, CliResult, Exit};
 use super::{generate, interrupt, out, session};
 use crate::config::HumanInt;
@@ -30,11 +30,13 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub lora: LoraArg,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
 pub fn run(args: &ChatArgs) -> CliResult {
-    let session = session::open(&args.model, args.sampling.seed, |_| {})?;
+    let session = session::open(&args.lora.on(&args.model), args.sampling.seed, |_| {})?;
     session::pin_prefixes(&session, &args.pin_prefix)?;
     if session.model.template.is_none() {
         return Err(session::no_template(&session.model.name, session.model.template_fault.as_deref()));
@@ -108,7 +110,7 @@ fn answer(args: &ChatArgs, session: &session::Session, messages: &[Value]) -> Re
         decoding: Decoding::ONE,
         priority: 0,
         cache_salt: 0,
-        adapter: 0,
+        adapter: session.lora,
     });
     let run = match submitted {
         Ok(run) => run,

@@ -1,6 +1,6 @@
 //! `kvasir embed`: vectors of texts.
 
-use super::args::{ModelArgs, PoolingArg};
+use super::args::{LoraArg, ModelArgs, PoolingArg};
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
 use crate::engine::pooling::normalised;
@@ -27,6 +27,8 @@ pub struct EmbedArgs {
     #[command(flatten)]
     pub pooling: PoolingArg,
     #[command(flatten)]
+    pub lora: LoraArg,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
@@ -35,7 +37,7 @@ pub fn run(args: &EmbedArgs) -> CliResult {
         false => args.texts.clone(),
         true => std::io::stdin().lock().lines().collect::<Result<Vec<_>, _>>()?,
     };
-    let session = session::open(&args.model, None, |options| {
+    let session = session::open(&args.lora.on(&args.model), None, |options| {
         options.max_queue = options.max_queue.max(PIECE as u32);
     })?;
     let pooling = match (args.pooling.pooling(), &session.model.pooling) {
@@ -74,7 +76,10 @@ fn embed(session: &session::Session, texts: &[String], pooling: Pooling) -> Resu
         let prompt = encoded.map_err(|e| CliError::failure(e.to_string()))?;
         let owner = OwnerTag { id: 0, label: "embed".into() };
         let rules = OutputRules { pooling: Some(pooling), ..OutputRules::default() };
-        runs.push(session.engine.submit_with(GenerateRequest::embedding(owner, prompt), rules)?);
+        runs.push(session.engine.submit_with(
+            GenerateRequest { adapter: session.lora, ..GenerateRequest::embedding(owner, prompt) },
+            rules,
+        )?);
     }
     let mut vectors = Vec::with_capacity(runs.len());
     for run in runs {

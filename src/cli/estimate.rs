@@ -5,6 +5,7 @@ use super::error::{CliResult, Exit};
 use super::{out, session};
 use crate::engine::handle::FailureKind;
 use crate::engine::loader::LoadFailure;
+use crate::engine::loras;
 use crate::engine::memory_plan::{self, Machine};
 use crate::executor::wgpu_executor;
 use crate::memory;
@@ -31,6 +32,7 @@ pub fn run(args: &EstimateArgs) -> CliResult {
     let available_bytes = memory_plan::available_memory();
     let machine = Machine { is_cpu: true, available_bytes, max_binding_bytes: u64::MAX };
     let spec = model.spec();
+    let options = loras::resolved(&model, &options)?;
     match memory_plan::plan(&model, &options, machine) {
         Ok(plan) => {
             if args.json {

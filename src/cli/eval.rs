@@ -1,10 +1,10 @@
 //! `kvasir eval`: raw logits and perplexity, for comparing with references.
 
-use super::args::{ModelArgs, token_lists};
+use super::args::{LoraArg, ModelArgs, token_lists};
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
 use crate::engine::loader::{self, LoadFailure, Loaded};
-use crate::engine::logits::{LogitsPlan, all_logits, kl_divergence, logits_of_two, nll};
+use crate::engine::logits::{LogitsPlan, adapted_logits, kl_divergence, logits_of_two, nll};
 use crate::engine::options::{KvCacheDtype, LoadRequest};
 use crate::executor::ExecError;
 use crate::ids::TokenId;
@@ -47,6 +47,8 @@ pub struct LogitsArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub lora: LoraArg,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
@@ -60,6 +62,8 @@ pub struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub lora: LoraArg,
     #[command(flatten)]
     pub model: ModelArgs,
 }
@@ -97,11 +101,12 @@ fn logits(args: &LogitsArgs) -> CliResult {
     if args.batched && prompts.len() > MAX_ROWS {
         return Err(CliError::usage(format!("--batched takes at most {MAX_ROWS} prompts, not {}", prompts.len())));
     }
-    let (mut loaded, plan) = open(&args.model, &prompts, args.chunk, args.batched)?;
+    let (mut loaded, plan) = open(&args.lora.on(&args.model), &prompts, args.chunk, args.batched)?;
     let started = Instant::now();
     let vocab = loaded.executor.vocab_size() as usize;
     let mut all: Vec<Vec<u8>> = prompts.iter().map(|p| Vec::with_capacity(p.len() * vocab * 4)).collect();
-    all_logits(&mut *loaded.executor, &prompts, plan, &mut |prompt_idx, _, rows| {
+    let adapters = vec![session::lora_of(&loaded.model); prompts.len()];
+    adapted_logits(&mut *loaded.executor, &prompts, &adapters, plan, &mut |prompt_idx, _, rows| {
         all[prompt_idx].extend(rows.iter().flat_map(|x| x.to_le_bytes()));
     })
     .map_err(step_failed)?;
@@ -127,7 +132,7 @@ fn write_logits(args: &LogitsArgs, prompts: &[Vec<TokenId>], all: &[Vec<u8>], vo
 }
 
 fn perplexity(args: &PerplexityArgs) -> CliResult {
-    let (tokens, mean) = mean_nll(&args.model, &args.file, args.chunk)?;
+    let (tokens, mean) = mean_nll(&args.lora.on(&args.model), &args.file, args.chunk)?;
     if args.json {
         out::json(&json!({ "tokens": tokens, "nll": mean, "ppl": mean.exp() }))?;
     } else {
@@ -147,7 +152,8 @@ pub(super) fn mean_nll(
     let vocab = loaded.executor.vocab_size() as usize;
     let targets = &prompts[0];
     let mut sum = 0.0;
-    all_logits(&mut *loaded.executor, &prompts, plan, &mut |_, first, rows| {
+    let adapters = [session::lora_of(&loaded.model)];
+    adapted_logits(&mut *loaded.executor, &prompts, &adapters, plan, &mut |_, first, rows| {
         for (i, row) in rows.chunks_exact(vocab).enumerate() {
             if let Some(&target) = targets.get(first + i + 1) {
                 sum += nll(row, target);

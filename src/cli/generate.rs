@@ -1,6 +1,6 @@
 //! `kvasir generate`: completions of one or several prompts in one batch.
 
-use super::args::{ModelArgs, SamplingArgs, token_lists};
+use super::args::{LoraArg, ModelArgs, SamplingArgs, token_lists};
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
 use crate::config::HumanInt;
@@ -63,6 +63,8 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
+    pub lora: LoraArg,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
@@ -104,7 +106,7 @@ pub fn run(args: &GenerateArgs) -> CliResult {
         return Err(CliError::usage(format!("--best-of {best_of} is less than the {} outputs of -n", args.n)));
     }
     let num_requests = num_texts + token_prompts.as_ref().map_or(0, Vec::len);
-    let session = session::open(&args.model, args.sampling.seed, |options| {
+    let session = session::open(&args.lora.on(&args.model), args.sampling.seed, |options| {
         options.max_queue = options.max_queue.max(num_requests as u32);
     })?;
     session::pin_prefixes(&session, &args.pin_prefix)?;
@@ -149,7 +151,7 @@ fn submit_all(args: &GenerateArgs, session: &session::Session, prompts: &[Vec<To
             decoding: args.decoding(),
             priority: 0,
             cache_salt: 0,
-            adapter: 0,
+            adapter: session.lora,
         })?);
     }
     Ok(runs)

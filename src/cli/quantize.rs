@@ -95,7 +95,7 @@ fn report(args: &QuantizeArgs, written: &Written, perplexities: Option<(f64, f64
 }
 
 fn model_args(args: &QuantizeArgs, folder: &Path) -> ModelArgs {
-    ModelArgs { model: Some(folder.to_string_lossy().into_owned()), engine: args.engine.clone() }
+    ModelArgs { model: Some(folder.to_string_lossy().into_owned()), lora: None, engine: args.engine.clone() }
 }
 
 fn perplexity(args: &QuantizeArgs, folder: &Path, text: &Path) -> Result<f64, CliError> {

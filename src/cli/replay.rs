@@ -2,9 +2,10 @@
 
 use super::error::{CliError, CliResult, Exit};
 use super::{out, session};
-use crate::config::{Dirs, EngineArgs, HumanInt};
+use crate::config::{Dirs, EngineArgs, HumanInt, LoraArgs};
 use crate::engine::loader;
-use crate::engine::options::LoadRequest;
+use crate::engine::options::{LoadRequest, LoraModule};
+use crate::recording::LoraIdentity;
 use crate::recording::what_if::{self, Figures, Settings};
 use crate::recording::{
     Difference, Header, MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_TOKENS, Recording, ReplayReport, replay,
@@ -124,6 +125,14 @@ fn replay_on(args: &ReplayArgs, model: &str, recording: &Recording) -> Result<Re
         kv_cache_dtype: Some(header.kv_cache_dtype.clone()),
         floor: header.floor,
         checked_shaders: header.checked_shaders,
+        lora: LoraArgs {
+            lora_modules: header
+                .loras
+                .iter()
+                .map(|l| LoraModule { name: l.name.clone(), path: l.path.clone() })
+                .collect(),
+            ..LoraArgs::default()
+        },
         ..EngineArgs::default()
     };
     let file = session::config()?;
@@ -143,6 +152,11 @@ fn replay_on(args: &ReplayArgs, model: &str, recording: &Recording) -> Result<Re
             "the recording is of {} with {} tokens in its vocabulary, this model has {}",
             header.model.name, header.model.vocab_size, loaded.model.vocab_size
         )));
+    }
+    let is_same = |lora: &&LoraIdentity| loaded.model.loras.find(&lora.name).is_some_and(|now| now.id == lora.id);
+    if let Some(other) = header.loras.iter().find(|lora| !is_same(lora)) {
+        let (name, path) = (&other.name, other.path.display());
+        return Err(CliError::model(format!("the LoRA adapter {name} is not the one that was recorded: {path}")));
     }
     Ok(quietly(|| replay(recording, Some(&mut *loaded.executor))))
 }

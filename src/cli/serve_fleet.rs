@@ -7,7 +7,7 @@ use crate::config::ConfigFile;
 use crate::engine::EngineHandle;
 use crate::engine::loader::{self, LoadFailure};
 use crate::engine::memory_plan::{self, Machine};
-use crate::engine::options::{EngineOptions, LoadRequest};
+use crate::engine::options::{EngineOptions, LoadRequest, LoraOptions};
 use crate::engine::survey::{Survey, survey};
 use crate::gpu::Gpu;
 use crate::server::{Fleet, FleetLimits, OnDemand};
@@ -34,7 +34,9 @@ pub fn plan(args: &ServeArgs, options: EngineOptions, file: &ConfigFile) -> Resu
     for flag in flags {
         let (name, model) = split_name(flag);
         let source = session::source(Some(model), file)?;
-        models.push((name, LoadRequest { source, options: options.clone() }));
+        // The adapters are those of the first model.
+        let lora = if models.is_empty() { options.lora.clone() } else { LoraOptions::none() };
+        models.push((name, LoadRequest { source, options: EngineOptions { lora, ..options.clone() } }));
     }
     if models.is_empty() {
         models.push((None, LoadRequest { source: session::source(None, file)?, options: options.clone() }));

@@ -7,7 +7,7 @@ use crate::config::{ConfigFile, Dirs, EngineArgs};
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
 use crate::engine::loader;
-use crate::engine::options::{EngineOptions, LoadRequest, ModelSource};
+use crate::engine::options::{EngineOptions, LoadRequest, LoraModule, ModelSource};
 use crate::ids::TokenId;
 use crate::protocol::{EngineEvent, OwnerTag, PinRequest, RunError};
 use crate::tokenizer::{AddSpecial, ChatTemplate, Now, RenderRequest, Tokenizer};
@@ -16,10 +16,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// What the adapter of `--lora` is called; no flag can name one so.
+const LORA_NAME: &str = "--lora";
+
 /// A running engine with a model.
 pub struct Session {
     pub engine: EngineHandle,
     pub model: Arc<LoadedModel>,
+    /// The adapter that `--lora` names; 0 is none.
+    pub lora: u64,
 }
 
 /// The settings file, with its warnings on standard error.
@@ -36,7 +41,11 @@ pub fn options(
     seed: Option<u64>,
     adjust: impl FnOnce(&mut EngineOptions),
 ) -> Result<EngineOptions, CliError> {
-    engine_options(&args.engine, file, seed, adjust)
+    let mut options = engine_options(&args.engine, file, seed, adjust)?;
+    if let Some(path) = &args.lora {
+        options.lora.add(LoraModule { name: LORA_NAME.into(), path: path.clone() });
+    }
+    Ok(options)
 }
 
 /// As [`options`], for commands that name models otherwise.
@@ -69,12 +78,20 @@ pub fn open(args: &ModelArgs, seed: Option<u64>, adjust: impl FnOnce(&mut Engine
     });
     progress.clear();
     match loaded {
-        Ok(model) => Ok(Session { engine, model }),
+        Ok(model) => {
+            let lora = lora_of(&model);
+            Ok(Session { engine, model, lora })
+        }
         Err(status) => {
             engine.shutdown();
             Err(status.into())
         }
     }
+}
+
+/// The adapter that `--lora` named; 0 is none.
+pub fn lora_of(model: &LoadedModel) -> u64 {
+    model.loras.find(LORA_NAME).map_or(0, |lora| lora.id)
 }
 
 /// Computes the prefixes of these files and keeps them for the requests that follow: lists of token ids, or text.
@@ -95,7 +112,7 @@ pub fn pin_prefixes(session: &Session, files: &[PathBuf]) -> Result<(), CliError
         for tokens in lists {
             // A client of its own, so that no request waits for its share because of it.
             let owner = OwnerTag { id: u64::MAX, label: format!("pin {shown}") };
-            let request = PinRequest { owner, name: name.clone(), tokens, cache_salt: 0, adapter: 0 };
+            let request = PinRequest { owner, name: name.clone(), tokens, cache_salt: 0, adapter: session.lora };
             let run = session.engine.pin_prefix(request).map_err(fault)?;
             while let Some(event) = run.recv() {
                 if let EngineEvent::Failed { error } = event {

@@ -111,6 +111,7 @@ impl EngineCore {
         search: Option<NewSearch>,
     ) -> Result<NewSequence, RunError> {
         let Start::Fork { parent, keep_tokens } = start else {
+            self.model.loras.check(new.adapter)?;
             self.add_whole(new.clone(), search)?;
             return Ok(new);
         };
@@ -129,6 +130,7 @@ impl EngineCore {
         }
         let own = std::mem::take(&mut new.prompt);
         let whole = [&tokens[..keep_tokens as usize], &own].concat();
+        self.model.loras.check(key.adapter)?;
         (new.cache_salt, new.adapter) = (key.salt, key.adapter);
         if is_live && search.is_none() {
             let sequence = NewSequence { prompt: own, ..new.clone() };

@@ -509,7 +509,8 @@ impl EngineCore {
     pub(super) fn rebuild(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LoadFailure> {
         // The old one goes first, so that the memory for the new one is free.
         self.executor = None;
-        let executor = (self.rebuild)(&mut |_| go_on())?;
+        let mut executor = (self.rebuild)(&mut |_| go_on())?;
+        self.model.loras.load_all(&mut *executor)?;
         let tables = self.scheduler.running().map(|seq| seq.table());
         self.deltas.extend(record::loss_of(self.scheduler.kv(), tables));
         self.scheduler.restart(new_cache(&*executor, &self.options));

@@ -2,6 +2,7 @@
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::LoadFailure;
+use super::loras::LoraTable;
 use super::text_side::TextSource;
 use crate::ids::TokenId;
 use crate::model::Model;
@@ -88,6 +89,8 @@ impl Description {
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
             defaults: self.defaults,
+            // Its adapters are models of their own to whoever asks the server.
+            loras: LoraTable::default(),
         })
     }
 }

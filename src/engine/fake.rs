@@ -6,13 +6,15 @@
 
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
-use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype};
+use super::loras::LoraTable;
+use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype, LoraOptions};
 use super::text_side::{TextSource, Vocabulary};
 use super::thread::Loader;
 use crate::batch::StepBatch;
 use crate::executor::paged_fake::{Attention, FakeConfig, Fault, HIDDEN_SIZE, PagedFake, Reply, Words};
 use crate::executor::{ExecError, Executor, StepHandle, StepOutput};
 use crate::ids::HostSlot;
+use crate::model::lora::Adapter;
 use crate::protocol::Pooling;
 use crate::telemetry::VictimPolicy;
 use crate::tokenizer::{ChatTemplate, GgufVocab, Tokenizer};
@@ -54,6 +56,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         precise: false,
         kv_cache_dtype: KvCacheDtype::Auto,
         kv_canary: false,
+        lora: LoraOptions::none(),
         floor: false,
         checked_shaders: false,
         max_queue: fake.max_queue,
@@ -130,6 +133,7 @@ fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
         max_num_seqs: fake.max_num_seqs,
         max_num_batched_tokens: fake.max_num_batched_tokens,
         defaults: GenerationDefaults::default(),
+        loras: LoraTable::of_simulation(),
     })
 }
 
@@ -216,6 +220,10 @@ impl Executor for FakeExecutor {
 
     fn kv_bytes_per_block(&self) -> u64 {
         self.inner.kv_bytes_per_block()
+    }
+
+    fn load_adapter(&mut self, adapter: &Arc<Adapter>) -> Result<(), ExecError> {
+        self.inner.load_adapter(adapter)
     }
 
     fn num_host_blocks(&self) -> u32 {

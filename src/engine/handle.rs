@@ -35,6 +35,7 @@ mod prefixes;
 mod remote;
 mod run;
 
+pub use super::loras::{LoraError, LoraInfo, LoraTable};
 pub use run::Run;
 
 use super::mailbox::{self, EventSink};
@@ -114,6 +115,7 @@ pub struct LoadedModel {
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub defaults: GenerationDefaults,
+    pub loras: LoraTable,
 }
 
 impl std::fmt::Debug for LoadedModel {
@@ -546,6 +548,7 @@ impl Drop for Inner {
 /// request come before its own.
 fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> Result<(), RunError> {
     request.sampling.validate()?;
+    model.loras.check(request.adapter)?;
     choices::check(&request.decoding)?;
     beams::check(request, model)?;
     let prompt = kept.saturating_add(request.prompt.len() as u32);

@@ -6,6 +6,7 @@
 
 use super::disk::{DiskConfig, DiskTier, Format};
 use super::handle::{AdapterSummary, EngineStatus, FailureKind, GenerationDefaults, LoadedModel};
+use super::loras::{self, LoraTable};
 use super::memory_plan;
 use super::options::{BackendChoice, EngineOptions, LoadRequest, ModelSource};
 use super::placing;
@@ -175,8 +176,10 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
     model.warnings().iter().for_each(|w| tracing::warn!("{w}"));
     let text = text_side::read(&model)?;
     model.verify_finite()?;
+    let (loras, lora) = loras::open_all(&model, &request.options.lora)?;
+    let options = EngineOptions { lora, ..request.options.clone() };
     go_on(on_progress, "Opening the adapter")?;
-    let gpu = Gpu::open(&gpu_request(&request.options))?;
+    let gpu = Gpu::open(&gpu_request(&options))?;
     let adapter = AdapterSummary {
         name: gpu.caps().name.clone(),
         driver: gpu.caps().driver.clone(),
@@ -188,9 +191,10 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
         None => [0; 32],
     };
     let is_windowed = memory_plan::has_windows(model.spec());
-    let (plan, recipe, executor) = placing::place(gpu, &model, &request.options, on_progress)?;
-    let loaded = loaded_model(&model, text, adapter, &*executor, &request.options, plan.max_model_len);
-    let options = request.options.clone();
+    let (plan, recipe, mut executor) = placing::place(gpu, &model, &options, on_progress)?;
+    loras.load_all(&mut *executor)?;
+    let loaded = loaded_model(&model, text, adapter, &*executor, &options, plan.max_model_len);
+    let loaded = LoadedModel { loras, ..loaded };
     let rebuild: Rebuild = Box::new(move |on_progress| {
         let gpu = Gpu::open(&gpu_request(&options))?;
         Ok(recipe.build(gpu, &model, on_progress)?)
@@ -294,6 +298,7 @@ pub(super) fn loaded_model(
         has_windows: executor.windows() != [None],
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
+        loras: LoraTable::default(),
         defaults: GenerationDefaults {
             temperature,
             top_p: defaults.top_p,

@@ -7,7 +7,7 @@
 use super::handle::FailureKind;
 use super::loader::LoadFailure;
 use super::options::EngineOptions;
-use crate::executor::wgpu_executor::{self, ExecutorConfig, LoraLimits};
+use crate::executor::wgpu_executor::{self, ExecutorConfig};
 use crate::memory::{self, FixedBytes, KvSize, MemoryConfig};
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
@@ -195,7 +195,7 @@ pub fn executor_config(options: &EngineOptions, num_blocks: u32, max_model_len: 
         precise: options.precise,
         kv: options.kv_format(),
         canary: options.kv_canary,
-        lora: LoraLimits::NONE,
+        lora: options.lora.limits(),
     }
 }
 

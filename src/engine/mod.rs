@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
 //! [`choices`], [`branches`], [`output`], [`pooling`], [`scores`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
-//! [`prefetch`], [`record`], [`prefixes`], [`describe`], [`remote`] (an engine elsewhere), [`loader`], [`survey`], [`text_side`], [`memory_plan`], [`logits`], [`fake`].
+//! [`prefetch`], [`record`], [`prefixes`], [`describe`], [`remote`] (an engine elsewhere), [`loader`], [`survey`], [`text_side`], [`memory_plan`], [`logits`], [`loras`], [`fake`].
 
 pub mod beams;
 pub mod branches;
@@ -20,6 +20,7 @@ pub mod fake;
 pub mod handle;
 pub mod loader;
 pub mod logits;
+pub mod loras;
 pub mod mailbox;
 pub mod memory_plan;
 pub mod options;

@@ -1,6 +1,6 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
-use crate::executor::wgpu_executor::{CANARY_BYTES, KvFormat};
+use crate::executor::wgpu_executor::{CANARY_BYTES, KvFormat, LoraLimits};
 use crate::memory::KvTokenBytes;
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 
@@ -71,6 +71,45 @@ impl KvCacheDtype {
     }
 }
 
+/// A LoRA adapter under the name by which requests ask for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraModule {
+    pub name: String,
+    /// A folder as PEFT writes it.
+    pub path: PathBuf,
+}
+
+/// Which LoRA adapters are loaded with a model, and how much room there is for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraOptions {
+    pub modules: Vec<LoraModule>,
+    /// Adapters that there is room for; at least as many as modules.
+    pub max_loras: u32,
+    /// Largest rank that there is room for; `None` takes that of the modules.
+    pub max_rank: Option<u32>,
+}
+
+impl LoraOptions {
+    /// No adapters, and no room for any.
+    pub fn none() -> LoraOptions {
+        LoraOptions { modules: Vec::new(), max_loras: 0, max_rank: None }
+    }
+
+    /// One more adapter.
+    pub fn add(&mut self, module: LoraModule) {
+        self.modules.push(module);
+        self.max_loras = self.max_loras.max(self.modules.len() as u32);
+    }
+
+    /// What the executor makes room for, once the modules' ranks are known.
+    pub fn limits(&self) -> LoraLimits {
+        match self.max_loras {
+            0 => LoraLimits::NONE,
+            max_adapters => LoraLimits { max_adapters, max_rank: self.max_rank.unwrap_or(1).max(1) },
+        }
+    }
+}
+
 /// When the invariants of scheduler and cache are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckLevel {
@@ -125,6 +164,7 @@ pub struct EngineOptions {
     pub kv_cache_dtype: KvCacheDtype,
     /// Mark every slot of the KV cache with its token, and check the marks before each read.
     pub kv_canary: bool,
+    pub lora: LoraOptions,
     /// Use no optional feature of the adapter.
     pub floor: bool,
     /// Keep bounds, loop and division checks in every shader.

@@ -15,7 +15,9 @@ impl EngineCore {
                 let client = owner.id;
                 let text = self.text_output(&[], 0, false);
                 let run = self.new_run(id, owner, events, (Decoding::ONE, false), text).for_pin();
-                let added = self.scheduler.keep_prefix(id, prefix, name, client);
+                let key = self.scheduler.kv().prefix_tokens(prefix).map(|(_, key)| key);
+                let permitted = key.map_or(Ok(()), |key| self.model.loras.check(key.adapter));
+                let added = permitted.and_then(|()| self.scheduler.keep_prefix(id, prefix, name, client));
                 self.queued(id, run, added);
             }
             // Whoever asked may have left.

@@ -2,7 +2,7 @@
 
 use super::handle::LoadedModel;
 use super::options::EngineOptions;
-use crate::recording::{AdapterIdentity, Header, Line, ModelIdentity, Recorder, TimedOp, VERSION};
+use crate::recording::{AdapterIdentity, Header, Line, LoraIdentity, ModelIdentity, Recorder, TimedOp, VERSION};
 use crate::scheduler::Scheduler;
 use crate::telemetry::StepRecord;
 use std::fs::File;
@@ -68,6 +68,12 @@ fn header(model: &LoadedModel, options: &EngineOptions, scheduler: &Scheduler) -
         kv_cache_dtype: options.kv_cache_dtype.word().into(),
         floor: options.floor,
         checked_shaders: options.checked_shaders,
+        loras: model
+            .loras
+            .list()
+            .into_iter()
+            .map(|lora| LoraIdentity { name: lora.name, path: lora.path, id: lora.id })
+            .collect(),
         seed: options.seed,
     }
 }

@@ -4,6 +4,7 @@
 //! machine would come to now. It does not attempt the tokenizer, the template or the values of the weights.
 
 use super::loader::{self, LoadFailure, OnProgress};
+use super::loras;
 use super::memory_plan::{self, Machine};
 use super::options::LoadRequest;
 use crate::model::Model;
@@ -23,6 +24,7 @@ pub struct Survey {
 pub fn survey(request: &LoadRequest, machine: Machine, on_progress: OnProgress<'_>) -> Result<Survey, LoadFailure> {
     let path = loader::locate(&request.source, &request.options.cache_dir, on_progress)?;
     let model = Model::open(&path)?;
-    let plan = memory_plan::plan(&model, &request.options, machine)?;
+    let options = loras::resolved(&model, &request.options)?;
+    let plan = memory_plan::plan(&model, &options, machine)?;
     Ok(Survey { name: loader::name_of(&model), bytes: plan.memory.total_bytes, max_model_len: plan.max_model_len })
 }

@@ -9,6 +9,7 @@ use super::core::{EngineCore, StepOutcome};
 use super::disk::Fetched;
 use super::handle::{Command, EngineStatus, Shared};
 use super::loader::{LoadFailure, Loaded, Progress};
+use super::loras::{self, LoraCommand};
 use super::mailbox::EventSink;
 use super::options::LoadRequest;
 use crate::ids::RequestId;
@@ -42,6 +43,7 @@ pub(super) enum LoadCommand {
     },
     /// Blocks of the prefix cache were read from disk.
     Fetched(Fetched),
+    Lora(LoraCommand),
 }
 
 impl std::fmt::Debug for LoadCommand {
@@ -50,6 +52,7 @@ impl std::fmt::Debug for LoadCommand {
             LoadCommand::Start { load, .. } => write!(f, "Start({load})"),
             LoadCommand::Done { load, .. } => write!(f, "Done({load})"),
             LoadCommand::Fetched(fetched) => write!(f, "Fetched({})", fetched.ticket),
+            LoadCommand::Lora(_) => write!(f, "Lora"),
         }
     }
 }
@@ -169,6 +172,7 @@ impl EngineThread {
                     self.is_idle = false;
                 }
             }
+            EngineCommand::Load(LoadCommand::Lora(command)) => loras::run(self.core.as_mut(), command),
             EngineCommand::Unload => {
                 self.drop_model(&RunError::NoModel);
                 self.shared.set_status(EngineStatus::NoModel);

@@ -102,6 +102,9 @@ pub struct Header {
     pub floor: bool,
     #[serde(default)]
     pub checked_shaders: bool,
+    /// The LoRA adapters that were there at the start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loras: Vec<LoraIdentity>,
     /// Seeds requests that bring none.
     pub seed: Option<u64>,
 }
@@ -120,6 +123,16 @@ pub struct ModelIdentity {
     pub file_bytes: u64,
     pub vocab_size: u32,
     pub eos_token_ids: Vec<TokenId>,
+}
+
+/// A LoRA adapter that rows could have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoraIdentity {
+    pub name: String,
+    /// The folder that it was read from.
+    pub path: std::path::PathBuf,
+    /// Of its content.
+    pub id: u64,
 }
 
 /// What it ran on.

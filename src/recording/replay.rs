@@ -36,6 +36,10 @@ pub enum ReplayError {
          model only"
     )]
     NeedsDisk,
+    #[error(
+        "the run used the LoRA adapter {id:016x}, which was loaded after its start: it can be replayed without a model only"
+    )]
+    NeedsAdapter { id: u64 },
 }
 
 /// Without an executor the recorded tokens are fed back.
@@ -44,12 +48,28 @@ pub fn replay(recording: &Recording, executor: Option<&mut dyn Executor>) -> Res
     if executor.is_some() && recording.ops.iter().any(|timed| matches!(timed.op, Op::Adopt(_))) {
         return Err(ReplayError::NeedsDisk);
     }
+    let is_known = |id: u64| id == 0 || recording.header.loras.iter().any(|lora| lora.id == id);
+    if let Some(id) = recording.ops.iter().filter_map(|timed| adapter_of(&timed.op)).find(|id| !is_known(*id))
+        && executor.is_some()
+    {
+        return Err(ReplayError::NeedsAdapter { id });
+    }
     // A recording that was tampered with meets the scheduler's assertions.
     std::panic::catch_unwind(AssertUnwindSafe(|| run(recording, executor, &mut steps))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
         Err(ReplayError::Impossible { step: steps, fault: text.unwrap_or_else(|| "no message".into()) })
     })
+}
+
+/// The LoRA adapter of what an operation brings.
+fn adapter_of(op: &Op) -> Option<u64> {
+    match op {
+        Op::Add(new) | Op::AddBeside(new) => Some(new.adapter),
+        Op::AddGang { new, .. } => Some(new.adapter),
+        Op::AddPin(pin) => Some(pin.adapter),
+        _ => None,
+    }
 }
 
 /// A scheduler as the recorded one was at the start, with its journal on.

@@ -163,7 +163,7 @@ async fn embed(
     let request = |prompt: &Vec<TokenId>| {
         let rules = OutputRules { pooling: Some(prepared.pooling), ..OutputRules::default() };
         let request = GenerateRequest::embedding(caller.tag(), prompt.clone());
-        (GenerateRequest { priority: prepared.priority, ..request }, rules)
+        (GenerateRequest { priority: prepared.priority, adapter: prepared.model.lora, ..request }, rules)
     };
     let mut generation =
         Generation::submit(app, &prepared.model, caller, id, prompts.iter().map(request).collect(), "input")?;

@@ -14,6 +14,7 @@ use crate::engine::handle::{EngineStatus, FailureKind, LoadedModel};
 use crate::engine::options::LoadRequest;
 use crate::tokenizer::Tokenizer;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -31,6 +32,13 @@ pub struct OnDemand {
     pub bytes: u64,
     /// Longest prompt and output together, in tokens.
     pub max_model_len: u32,
+}
+
+/// A LoRA adapter as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraName {
+    pub name: String,
+    pub path: PathBuf,
 }
 
 /// What bounds the models together.
@@ -89,6 +97,8 @@ pub struct ModelUse {
     pub loaded: Arc<LoadedModel>,
     /// The name to answer with.
     pub name: String,
+    /// The LoRA adapter that the name means; 0 is none.
+    pub lora: u64,
     _user: User,
 }
 
@@ -131,9 +141,10 @@ impl Fleet {
                 return Ok((model, asked.to_owned()));
             }
         }
-        Err(ApiError::not_found(format!("the model `{asked}` is not served here"))
-            .with_param("model")
-            .with_code("model_not_found"))
+        if let Some(model) = self.models.iter().find(|model| model.loras().iter().any(|lora| lora.name == asked)) {
+            return Ok((model, asked.to_owned()));
+        }
+        Err(not_served(asked))
     }
 
     /// Loads a model that a request waits for, making room for it.
@@ -216,6 +227,11 @@ impl Fleet {
     }
 }
 
+fn not_served(name: &str) -> ApiError {
+    let message = format!("the model `{name}` is not served here");
+    ApiError::not_found(message).with_param("model").with_code("model_not_found")
+}
+
 /// The model of a name for one request; where it is not in memory it is loaded first.
 pub async fn open(app: &App, asked: Option<&str>) -> ApiResult<Arc<ModelUse>> {
     let (model, name) = app.fleet.find(asked)?;
@@ -232,7 +248,13 @@ pub async fn open(app: &App, asked: Option<&str>) -> ApiResult<Arc<ModelUse>> {
         let load = tokio::spawn(async move { app.fleet.bring_in(&model).await });
         load.await.map_err(|_| ApiError::internal())??;
     }
-    Ok(Arc::new(ModelUse { loaded: model.loaded()?, model: model.clone(), name, _user: user }))
+    let loaded = model.loaded()?;
+    let lora = match model.names()?.contains(&name) {
+        true => 0,
+        // It may have been unloaded since.
+        false => loaded.loras.find(&name).ok_or_else(|| not_served(&name))?.id,
+    };
+    Ok(Arc::new(ModelUse { loaded, model: model.clone(), name, lora, _user: user }))
 }
 
 impl Model {
@@ -264,6 +286,15 @@ impl Model {
             [] => Ok(vec![self.loaded()?.name.clone()]),
             names => Ok(names.to_vec()),
         }
+    }
+
+    /// Its LoRA adapters, by whose names requests may call it too; those that a load would bring while it is out of memory.
+    pub fn loras(&self) -> Vec<LoraName> {
+        if let Some(model) = self.engine.model() {
+            return model.loras.list().into_iter().map(|lora| LoraName { name: lora.name, path: lora.path }).collect();
+        }
+        let modules = self.on_demand.iter().flat_map(|on_demand| &on_demand.request.options.lora.modules);
+        modules.map(|lora| LoraName { name: lora.name.clone(), path: lora.path.clone() }).collect()
     }
 
     /// What it is called in metrics and logs.

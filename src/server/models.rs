@@ -2,7 +2,7 @@
 
 use super::app::{App, AppState};
 use super::error::ApiResult;
-use super::fleet::Model;
+use super::fleet::{LoraName, Model};
 use super::parse::PathFields;
 use axum::extract::State;
 use axum::response::Json;
@@ -33,13 +33,31 @@ pub async fn list(State(app): State<App>) -> ApiResult<Json<ModelList>> {
         for id in model.names()? {
             data.push(card(&app, model, id)?);
         }
+        for lora in model.loras() {
+            data.push(lora_card(&app, model, &lora)?);
+        }
     }
     Ok(Json(ModelList { object: "list", data }))
 }
 
 pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<ModelCard>> {
     let (model, id) = app.fleet.find(Some(&id))?;
-    card(&app, model, id).map(Json)
+    let names = model.names()?;
+    match model.loras().iter().find(|lora| lora.name == id && !names.contains(&id)) {
+        Some(lora) => lora_card(&app, model, lora).map(Json),
+        None => card(&app, model, id).map(Json),
+    }
+}
+
+/// An adapter: its root is where it was read from, its parent the model that it changes.
+fn lora_card(app: &AppState, model: &Model, lora: &LoraName) -> ApiResult<ModelCard> {
+    let card = card(app, model, lora.name.clone())?;
+    Ok(ModelCard { root: folder_name(lora), parent: Some(model.label()), ..card })
+}
+
+/// Paths are not told, the last part of them is.
+fn folder_name(lora: &LoraName) -> String {
+    lora.path.file_name().map_or_else(|| lora.name.clone(), |name| name.to_string_lossy().into_owned())
 }
 
 fn card(app: &AppState, model: &Model, id: String) -> ApiResult<ModelCard> {

@@ -171,7 +171,7 @@ fn prepare(model: &ModelUse, caller: &Caller, value: &Value) -> ApiResult<(PinRe
         None => return Err(ApiError::invalid("prompt", "prompt or messages is wanted")),
     };
     let cache_salt = fields.cache_salt.as_deref().map_or(0, prepare::salt);
-    Ok((PinRequest { owner: caller.tag(), name: fields.name, tokens, cache_salt, adapter: 0 }, field))
+    Ok((PinRequest { owner: caller.tag(), name: fields.name, tokens, cache_salt, adapter: model.lora }, field))
 }
 
 fn tokens_of(prompt: &PromptField, fields: &PinFields, model: &LoadedModel) -> ApiResult<Vec<TokenId>> {

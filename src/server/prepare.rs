@@ -5,6 +5,7 @@
 
 use super::app::Caller;
 use super::error::{ApiError, ApiResult};
+use super::fleet::ModelUse;
 use super::wire::{EarlyStoppingField, EarlyStoppingWord, SamplingFields, StopField};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
@@ -58,7 +59,7 @@ pub fn requests(
     fields: &SamplingFields,
     limits: &Limits,
     prompts: Vec<Vec<TokenId>>,
-    model: &LoadedModel,
+    model: &ModelUse,
     caller: &Caller,
 ) -> ApiResult<Vec<GenerateRequest>> {
     let sampling = sampling(fields, limits, model)?;
@@ -78,7 +79,7 @@ pub fn requests(
             decoding: decoding.clone(),
             priority: fields.priority.unwrap_or(0),
             cache_salt,
-            adapter: 0,
+            adapter: model.lora,
         })
     };
     prompts.into_iter().map(request).collect()

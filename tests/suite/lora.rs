@@ -1,6 +1,7 @@
 //! LoRA adapters: read, refused by name, and computed as if they had been merged into the weights.
 
 mod gpu;
+mod serve;
 mod write;
 
 use crate::support::{core_fixtures, full_fixtures};

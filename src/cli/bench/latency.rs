@@ -1,7 +1,7 @@
 //! `kvasir bench latency`: one stream on an otherwise idle engine, after one warm-up run.
 
 use super::{Records, fixed_request, percentile, random_prompt};
-use crate::cli::args::ModelArgs;
+use crate::cli::args::{LoraArg, ModelArgs};
 use crate::cli::error::{CliError, CliResult, Exit};
 use crate::cli::generate::{collect, rate};
 use crate::cli::{out, session};
@@ -29,15 +29,17 @@ pub struct LatencyArgs {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub lora: LoraArg,
+    #[command(flatten)]
     pub model: ModelArgs,
 }
 
 pub fn run(args: &LatencyArgs) -> CliResult {
-    let session = session::open(&args.model, Some(0), |_| {})?;
+    let session = session::open(&args.lora.on(&args.model), Some(0), |_| {})?;
     let (engine, model) = (&session.engine, &session.model);
     let stream = |index: u64| {
         let prompt = random_prompt(model, args.input_len, index);
-        collect(&engine.submit(fixed_request(prompt, args.output_len, index))?, |_| Ok(()))
+        collect(&engine.submit(fixed_request(prompt, args.output_len, index, session.lora))?, |_| Ok(()))
     };
     stream(0)?;
     let mut records = Records::start(engine);

@@ -80,8 +80,8 @@ fn splitmix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A greedy request of exactly `output_len` tokens that shares no prefix with others.
-fn fixed_request(prompt: Vec<TokenId>, output_len: u32, index: u64) -> GenerateRequest {
+/// A greedy request of exactly `output_len` tokens that shares no prefix with others; `lora` is its adapter, 0 is none.
+fn fixed_request(prompt: Vec<TokenId>, output_len: u32, index: u64, lora: u64) -> GenerateRequest {
     GenerateRequest {
         owner: OwnerTag { id: index, label: format!("request {index}") },
         prompt,
@@ -90,7 +90,7 @@ fn fixed_request(prompt: Vec<TokenId>, output_len: u32, index: u64) -> GenerateR
         decoding: Decoding::ONE,
         priority: 0,
         cache_salt: index,
-        adapter: 0,
+        adapter: lora,
     }
 }
 

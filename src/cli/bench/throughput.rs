@@ -51,7 +51,7 @@ pub fn run(args: &ThroughputArgs) -> CliResult {
         options.max_queue = options.max_queue.max(args.num_prompts);
     })?;
     let (engine, model) = (&session.engine, &session.model);
-    let warm_up = fixed_request(random_prompt(model, args.input_len, 0), 2.min(args.output_len), 0);
+    let warm_up = fixed_request(random_prompt(model, args.input_len, 0), 2.min(args.output_len), 0, 0);
     collect(&engine.submit(warm_up)?, |_| Ok(()))?;
     engine.wait_idle(std::time::Duration::from_secs(10));
 
@@ -113,7 +113,7 @@ fn run_all(args: &ThroughputArgs, session: &session::Session, records: &mut Reco
         let mut runs = Vec::new();
         for &index in batch {
             let prompt = random_prompt(&session.model, args.input_len, index);
-            runs.push(session.engine.submit(fixed_request(prompt, output_len(args, index), index))?);
+            runs.push(session.engine.submit(fixed_request(prompt, output_len(args, index), index, 0))?);
         }
         for run in runs {
             outputs.push(collect(&run, |_| Ok(()))?);

@@ -27,6 +27,7 @@ impl EngineHandle {
     pub fn pin_prefix(&self, request: PinRequest) -> Result<Run, RunError> {
         let model = self.model().ok_or(RunError::NoModel)?;
         check_tokens(&request.tokens, model.vocab_size)?;
+        model.loras.check(request.adapter)?;
         check_name(request.name.as_ref())?;
         let id = RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
         let request = Box::new(request);
