@@ -273,7 +273,12 @@ mod tests {
         let model = tiny();
         let with = |offload: Option<u64>, gpu_kib: u64| {
             let gpu_memory_bytes = Some(gpu_kib << 10);
-            let options = EngineOptions { gpu_memory_bytes, cpu_offload_bytes: offload, ..options(None, None) };
+            let options = EngineOptions {
+                gpu_memory_bytes,
+                cpu_offload_bytes: offload,
+                gpu_memory_utilization: 1.0,
+                ..options(None, None)
+            };
             plan(&model, &options, on_cpu(1000))
         };
         let roomy = with(None, 1 << 20).unwrap();
@@ -281,12 +286,15 @@ mod tests {
         let sizes = wgpu_executor::weight_sizes(&model).unwrap();
         let asked = with(Some(sizes.on_host(1)), 1 << 20).unwrap();
         assert_eq!((asked.num_streamed, asked.streamed_bytes), (1, sizes.on_host(1)));
-        // A layer less than what it takes whole; with all three away, two still take turns on the GPU.
-        let whole = roomy.memory.total_bytes - roomy.memory.kv_bytes + (600 << 10);
-        let tight = with(None, (whole - sizes.on_host(1)) >> 10).unwrap();
+        // Half a layer less than it takes whole with its context of 512 tokens and the null block: with all three away, two
+        // still take turns on the GPU.
+        let fixed = roomy.memory.total_bytes - roomy.memory.kv_bytes;
+        let tight_kib = (fixed + 33 * 16 * roomy.memory.kv_bytes_per_token - sizes.on_host(1) / 2) >> 10;
+        let tight = with(None, tight_kib).unwrap();
         assert_eq!(tight.num_streamed, 3);
-        assert!(tight.memory.total_bytes <= whole - sizes.on_host(1), "{tight:?}");
-        assert_eq!(with(Some(0), (whole - sizes.on_host(1)) >> 10).unwrap_err().kind, FailureKind::DoesNotFit);
+        assert!(tight.memory.total_bytes <= tight_kib << 10, "{tight:?}");
+        assert_eq!(with(Some(0), tight_kib).unwrap().num_streamed, 0, "a shorter context is all that is left");
+        assert_eq!(with(Some(0), fixed >> 10).unwrap_err().kind, FailureKind::DoesNotFit);
     }
 
     #[test]
