@@ -3,6 +3,7 @@
 
 use kvasir::gpu::Gpu;
 use kvasir::kernels::pack::{BLOCK_ROWS, Format};
+use kvasir::model::groups::LayerGroups;
 use kvasir::model::spec::WeightRole;
 
 use super::*;
@@ -15,16 +16,17 @@ const CASES: [(&str, &str, u64); 9] = [
     ("tiny", "gemma2", 64 << 10),
     ("tiny", "phi3_f16", 44 << 10),
     ("tiny", "mixtral", 32 << 10),
-    ("tiny", "qwen3_moe", 32 << 10),
+    ("tiny", "qwen3_moe", 40 << 10),
     ("gguf", "q4_k", 48 << 10),
     ("gguf", "q8_0", 96 << 10),
-    ("quant", "gptq_4bit_g32_actorder", 48 << 10),
+    ("quant", "gptq_4bit_g32_actorder", 28 << 10),
 ];
 
 /// What the case's prompts take, and no more.
 fn small(case: &Case, mode: Mode) -> ExecutorConfig {
     let longest = case.prompts.iter().map(|p| p.ids.len()).max().unwrap_or(1) as u32;
-    let blocks = longest.div_ceil(mode.block_size) + 1;
+    let model = Model::open(&case.model).unwrap_or_else(|e| panic!("{e}"));
+    let blocks = longest.div_ceil(mode.block_size) * LayerGroups::of(model.spec()).num_groups() + 1;
     ExecutorConfig { max_tokens_per_step: 8, max_num_seqs: 1, ..config(mode, blocks, longest) }
 }
 
