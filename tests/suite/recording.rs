@@ -212,8 +212,9 @@ fn full_disk_ends_the_recording_and_what_was_written_is_read() {
     let (_folder, path) = recorded("run.jsonl", |_| {});
     let (header, lines) = lines_of(&read(&path));
     let written = Arc::new(Mutex::new(Vec::new()));
-    // How long the run is, hangs on how its steps fell: half of it fits, whatever that is.
-    let size = std::fs::metadata(&path).expect("a file").len() as usize / 2;
+    // How long the run is, hangs on how its steps fell: the header and half of what follows fit, whatever that is.
+    let bytes = |line: &Line| serde_json::to_string(line).expect("a line").len() + 1;
+    let size = bytes(&Line::Header(Box::new(header.clone()))) + lines.iter().map(bytes).sum::<usize>() / 2;
     let disk = SmallDisk { written: written.clone(), size };
     let mut recorder = Recorder::start(disk, header).expect("a thread");
     let mut taken = 0;
