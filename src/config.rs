@@ -8,12 +8,12 @@ mod values;
 
 pub use lora::LoraArgs;
 
-use crate::engine::options::{BackendChoice, CheckLevel, EngineOptions};
+use crate::engine::options::{CheckLevel, EngineOptions};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use values::{
-    PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, gib, gib_if, kv_cache_dtype, power_of_two, word_of,
+    PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, backend, gib, gib_if, kv_cache_dtype, power_of_two, word_of,
 };
 
 /// Largest context that a flag may ask for.
@@ -380,14 +380,7 @@ impl EngineArgs {
         cache_dir: &Path,
         seed: Option<u64>,
     ) -> Result<EngineOptions, ConfigError> {
-        let word = self.backend.as_ref().or(file.backend.as_ref());
-        let backend = match word {
-            None => BackendChoice::Auto,
-            Some(word) => BackendChoice::parse(word).ok_or_else(|| {
-                let message = format!("must be one of {}, not `{word}`", BackendChoice::WORDS.join(", "));
-                ConfigError::Invalid { name: "backend", message }
-            })?,
-        };
+        let backend = backend(self.backend.as_ref().or(file.backend.as_ref()))?;
         let int = |name, flag: Option<HumanInt>, file: Option<HumanInt>, range: (u32, u32)| match flag.or(file) {
             Some(HumanInt(n)) if n < range.0 || n > range.1 => Err(ConfigError::Invalid {
                 name,

@@ -1,7 +1,7 @@
 //! What the words and sizes of flags and files mean.
 
 use super::ConfigError;
-use crate::engine::options::{KvCacheDtype, PreemptionMode};
+use crate::engine::options::{BackendChoice, KvCacheDtype, PreemptionMode};
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 
 const MAX_GIB: f64 = 65_536.0;
@@ -47,6 +47,15 @@ pub(super) fn word_of<T: Copy>(
     words.iter().find(|(known, _)| *known == word).map(|(_, meaning)| *meaning).ok_or_else(|| {
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
         ConfigError::Invalid { name, message: format!("must be one of {}, not `{word}`", known.join(", ")) }
+    })
+}
+
+/// The backend that a word names; nothing is [`BackendChoice::Auto`].
+pub(super) fn backend(word: Option<&String>) -> Result<BackendChoice, ConfigError> {
+    let Some(word) = word else { return Ok(BackendChoice::Auto) };
+    BackendChoice::parse(word).ok_or_else(|| {
+        let message = format!("must be one of {}, not `{word}`", BackendChoice::WORDS.join(", "));
+        ConfigError::Invalid { name: "backend", message }
     })
 }
 
