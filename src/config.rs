@@ -8,7 +8,7 @@ mod values;
 
 pub use lora::LoraArgs;
 
-use crate::engine::options::{CheckLevel, EngineOptions};
+use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -401,6 +401,12 @@ impl EngineArgs {
             self.enable_prefix_caching || file.prefix_caching.unwrap_or(true)
         };
         let swap_space_bytes = gib("swap_space", self.swap_space.or(file.swap_space), DEFAULT_SWAP_SPACE_GIB)?;
+        let preemption =
+            word_of("preemption_mode", &PREEMPTION_MODES, self.preemption_mode.as_deref(), &file.preemption_mode)?;
+        if preemption == PreemptionMode::Swap && swap_space_bytes == 0 {
+            let message = "cannot be swap where swap_space is 0: there is no host memory to swap to".into();
+            return Err(ConfigError::Invalid { name: "preemption_mode", message });
+        }
         let cache_size = self.prefix_cache_size.or(file.prefix_cache_size);
         let kv_cache_dtype = kv_cache_dtype(self.kv_cache_dtype.as_ref().or(file.kv_cache_dtype.as_ref()))?;
         Ok(EngineOptions {
@@ -443,12 +449,7 @@ impl EngineArgs {
             )?
             .unwrap_or(0),
             adaptive_budget: true,
-            preemption: word_of(
-                "preemption_mode",
-                &PREEMPTION_MODES,
-                self.preemption_mode.as_deref(),
-                &file.preemption_mode,
-            )?,
+            preemption,
             victim_policy: word_of(
                 "victim_policy",
                 &VICTIM_POLICIES,
@@ -539,6 +540,10 @@ mod tests {
         let args = EngineArgs { swap_space: Some(-1.0), ..EngineArgs::default() };
         let error = args.resolve(&EngineSection::default(), Path::new("cache"), None).unwrap_err().to_string();
         assert!(error.starts_with("swap_space must be between 0"), "{error}");
+        let no_room = EngineSection { swap_space: Some(0.0), ..EngineSection::default() };
+        let args = EngineArgs { preemption_mode: Some("swap".into()), ..EngineArgs::default() };
+        let error = args.resolve(&no_room, Path::new("cache"), None).unwrap_err().to_string();
+        assert!(error.starts_with("preemption_mode cannot be swap where swap_space is 0"), "{error}");
         let args = EngineArgs { backend: Some("cuda".into()), ..EngineArgs::default() };
         assert!(
             args.resolve(&EngineSection::default(), Path::new("cache"), None)

@@ -45,12 +45,13 @@ pub struct GenerateArgs {
     /// Search with this many beams; -n of the best outputs are returned
     #[arg(long, value_name = "W", conflicts_with_all = ["best_of", "temperature", "top_p", "top_k", "min_p", "logprobs"])]
     pub beam_width: Option<u32>,
-    /// Beams are ranked by log-probability / length ^ this
-    #[arg(long, value_name = "P", default_value_t = 1.0, requires = "beam_width", allow_negative_numbers = true)]
-    pub length_penalty: f32,
-    /// When the search ends: at as many outputs as beams, when no better one is likely, or when none is possible
-    #[arg(long, value_name = "WHEN", default_value = "false", requires = "beam_width", value_parser = ["true", "false", "never"])]
-    pub early_stopping: String,
+    /// Beams are ranked by log-probability / length ^ this (default: 1)
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub length_penalty: Option<f32>,
+    /// When the search ends: at as many outputs as beams (true), when no better one is likely (false, the default), or
+    /// when none is possible (never)
+    #[arg(long, value_name = "WHEN", value_parser = ["true", "false", "never"])]
+    pub early_stopping: Option<String>,
     /// At most this many tokens per output (default: 256, less where the context ends before)
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<HumanInt>,
@@ -86,12 +87,12 @@ impl GenerateArgs {
         let Some(width) = self.beam_width else {
             return Decoding::Sample { n: self.n, best_of: self.best_of.unwrap_or(self.n) };
         };
-        let early_stopping = match self.early_stopping.as_str() {
-            "true" => EarlyStopping::AtOnce,
-            "never" => EarlyStopping::Never,
+        let early_stopping = match self.early_stopping.as_deref() {
+            Some("true") => EarlyStopping::AtOnce,
+            Some("never") => EarlyStopping::Never,
             _ => EarlyStopping::Heuristic,
         };
-        let length_penalty = self.length_penalty;
+        let length_penalty = self.length_penalty.unwrap_or(1.0);
         Decoding::Beam(BeamParams { width, num_return: self.n, length_penalty, early_stopping })
     }
 }
@@ -101,6 +102,11 @@ pub fn run(args: &GenerateArgs) -> CliResult {
     let num_texts = usize::from(args.prompt.is_some()) + args.prompts.len();
     if num_texts == 0 && token_prompts.is_none() {
         return Err(CliError::usage("a prompt is wanted: kvasir generate \"Once upon a time\""));
+    }
+    let of_beams =
+        [("--length-penalty", args.length_penalty.is_some()), ("--early-stopping", args.early_stopping.is_some())];
+    if let Some((flag, _)) = of_beams.into_iter().find(|(_, is_given)| *is_given && args.beam_width.is_none()) {
+        return Err(CliError::usage(format!("{flag} is for a beam search: give --beam-width too")));
     }
     if let Some(best_of) = args.best_of.filter(|best_of| *best_of < args.n) {
         return Err(CliError::usage(format!("--best-of {best_of} is less than the {} outputs of -n", args.n)));
