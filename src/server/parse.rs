@@ -6,6 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use futures_util::StreamExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -69,14 +70,23 @@ pub async fn bytes(headers: &HeaderMap, body: Body, max_bytes: usize) -> ApiResu
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(media_error("compressed bodies are not supported"));
     }
-    let read = tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, max_bytes)).await;
-    let read = read.map_err(|_| {
+    tokio::time::timeout(BODY_TIMEOUT, whole(body, max_bytes)).await.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come in time")
-    })?;
-    read.map_err(|_| {
-        let message = format!("the body is larger than {max_bytes} bytes, or ended early");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
-    })
+    })?
+}
+
+async fn whole(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
+    let mut chunks = body.into_data_stream();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| ApiError::bad_request("the body ended early"))?;
+        if chunk.len() > max_bytes - bytes.len() {
+            let message = format!("the body is larger than {max_bytes} bytes");
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes.into())
 }
 
 /// The JSON object that the bytes are.

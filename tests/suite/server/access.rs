@@ -1,12 +1,12 @@
 //! Who is let in: keys, hosts, origins, sizes, limits.
 
-use super::{TestServer, request};
+use super::{TestServer, answer, request};
 use kvasir::engine::EngineHandle;
 use kvasir::engine::options::FakeOptions;
 use kvasir::server::ServerOptions;
 use serde_json::json;
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -150,6 +150,20 @@ fn large_bodies_are_refused() {
     let body = json!({ "prompt": "x".repeat(1000) }).to_string();
     let answer = server.send("POST", "/v1/completions", &[JSON], &body);
     assert_eq!(answer.status, 413, "{}", answer.body);
+}
+
+#[test]
+fn a_body_that_is_cut_short_is_a_bad_request() {
+    let server = start(|options| options.max_body_bytes = 1000);
+    let whole = request("POST", "/v1/completions", &[JSON], &json!({ "prompt": "x".repeat(100) }).to_string());
+    let mut stream = server.connect();
+    stream.write_all(&whole.as_bytes()[..whole.len() - 20]).expect("a server that reads");
+    stream.shutdown(std::net::Shutdown::Write).expect("half a connection");
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("an answer");
+    let answer = answer(&bytes);
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert!(answer.body.contains("the body ended early"), "{}", answer.body);
 }
 
 /// A server on which a request takes seconds, with one running.
