@@ -7,7 +7,7 @@ use crate::config::{EngineArgs, HumanInt};
 use crate::engine::EngineHandle;
 use crate::engine::handle::EngineStatus;
 use crate::server::tools::FORMATS;
-use crate::server::{ServeError, Server, ServerOptions};
+use crate::server::{KvEventFormat, KvEventOptions, ServeError, Server, ServerOptions};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,6 +71,18 @@ pub struct ServeArgs {
     /// Send a span for each request to this OpenTelemetry collector, as OTLP over HTTP (http://localhost:4318)
     #[arg(long, value_name = "URL")]
     pub otlp_traces_endpoint: Option<String>,
+    /// Tell routers over ZMQ which prefixes are cached, as vLLM does: bind a PUB socket here (tcp://*:5557)
+    #[arg(long, value_name = "ENDPOINT")]
+    pub kv_events_endpoint: Option<String>,
+    /// Send past events again to who asks a ROUTER socket here (tcp://*:5558)
+    #[arg(long, value_name = "ENDPOINT", requires = "kv_events_endpoint")]
+    pub kv_events_replay_endpoint: Option<String>,
+    /// First frame of each event (default: kv@HOST:PORT@MODEL)
+    #[arg(long, value_name = "TOPIC", requires = "kv_events_endpoint")]
+    pub kv_events_topic: Option<String>,
+    /// How events are written: array (the default) or map
+    #[arg(long, value_name = "FORMAT", requires = "kv_events_endpoint", value_parser = KvEventFormat::WORDS)]
+    pub kv_events_format: Option<String>,
     /// No line per request
     #[arg(long)]
     pub disable_log_requests: bool,
@@ -104,6 +116,9 @@ pub fn run(args: &ServeArgs) -> CliResult {
     match (server.local_addr(), &args.uds) {
         (Some(address), _) => out::note(&format!("listening on http://{address}")),
         (None, path) => out::note(&format!("listening on {}", path.clone().unwrap_or_default().display())),
+    }
+    if let (Some(address), _) = server.kv_event_addrs() {
+        out::note(&format!("KV events at tcp://{address}"));
     }
     engine.load(request);
     let has_failed = Arc::new(AtomicBool::new(false));
@@ -168,7 +183,19 @@ fn server_options(args: &ServeArgs) -> ServerOptions {
         pooling: args.pooling.pooling(),
         num_threads: 2,
         otlp_traces_endpoint: args.otlp_traces_endpoint.clone(),
-    }
+        kv_events: kv_event_options(args),
+        stall_dir: Some(Dirs::resolve()?.logs),
+    })
+}
+
+fn kv_event_options(args: &ServeArgs) -> Option<KvEventOptions> {
+    let format = args.kv_events_format.as_deref().and_then(KvEventFormat::parse);
+    Some(KvEventOptions {
+        endpoint: args.kv_events_endpoint.clone()?,
+        replay_endpoint: args.kv_events_replay_endpoint.clone(),
+        topic: args.kv_events_topic.clone(),
+        format: format.unwrap_or(KvEventFormat::Array),
+    })
 }
 
 impl From<ServeError> for CliError {
@@ -176,12 +203,13 @@ impl From<ServeError> for CliError {
         let exit = match error {
             ServeError::Busy { .. } => Exit::PortBusy,
             ServeError::Bind { .. } | ServeError::Runtime(_) => Exit::Failure,
+            ServeError::NoKvEvents => Exit::Usage,
         };
         let fixed = CliError::new(exit, error.to_string());
-        if exit == Exit::PortBusy {
-            fixed.with_fix("choose another with --port, or end the other program")
-        } else {
-            fixed
+        match exit {
+            Exit::PortBusy => fixed.with_fix("choose another with --port, or end the other program"),
+            Exit::Usage => fixed.with_fix("build it with --features kv-events"),
+            _ => fixed,
         }
     }
 }

@@ -88,6 +88,13 @@ fn check(args: &ServeArgs, options: &EngineOptions, num_models: usize) -> CliRes
         return Err(CliError::usage("--served-model-name names one model, and several are given")
             .with_fix("name each where it is given: --model NAME=PATH"));
     }
+    let of_one = [
+        ("--kv-events-topic", args.kv_events_topic.is_some()),
+        ("--kv-events-replay-endpoint", args.kv_events_replay_endpoint.is_some()),
+    ];
+    if let Some((flag, _)) = of_one.into_iter().find(|(_, is_given)| *is_given && num_models > 1) {
+        return Err(CliError::usage(format!("{flag} is for one model, and several are given")));
+    }
     if num_models > 1 && options.record.is_some() {
         return Err(CliError::usage("--record records one model, and several are given"));
     }

@@ -501,11 +501,13 @@ impl EngineCore {
     /// Work ran out: shows the final state and checks the books.
     pub(super) fn on_idle(&mut self) -> Result<(), String> {
         self.publish_snapshot();
+        self.tell_prefixes();
         self.scheduler.check_integrity()
     }
 
     /// After a lost device or a fault inside a step: a new executor, an empty cache, and every live request back in the
     /// queue with its tokens.
+        self.tell_prefixes();
     pub(super) fn rebuild(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LoadFailure> {
         // The old one goes first, so that the memory for the new one is free.
         self.executor = None;

@@ -1,9 +1,10 @@
 //! Decisions and cache changes in the words of telemetry.
 
 use super::disk::DiskTier;
-use crate::kv::{self, BlockEvent, KvCache};
+use crate::kv::{self, BlockEvent, KvCache, PrefixChange};
 use crate::protocol::OwnerTag;
 use crate::scheduler::{self, Scheduler, StepPlan};
+use crate::telemetry::prefixes;
 use crate::telemetry::{
     BlockDelta, BlockInfo, BlockState, ClientShare, HostBlock, KvTotals, PreemptMode, Preemption, PrefixInfo,
     QueueInfo, QueuePolicy, RequestInfo, RowKind, SeqStep, Tier, VictimPolicy, WaitReason,
@@ -29,6 +30,15 @@ pub fn delta(event: BlockEvent) -> BlockDelta {
         BlockEvent::Copy { from, to, request } => BlockDelta::Copy { from, to, request },
         BlockEvent::Pin { block } => BlockDelta::Pin { block },
         BlockEvent::Unpin { block } => BlockDelta::Unpin { block },
+    }
+}
+
+pub fn prefix_change(change: PrefixChange) -> prefixes::PrefixChange {
+    match change {
+        PrefixChange::Stored { hash, parent, key, tokens } => {
+            prefixes::PrefixChange::Stored { hash, parent, tokens, cache_salt: key.salt, adapter: key.adapter }
+        }
+        PrefixChange::Removed { hash } => prefixes::PrefixChange::Removed { hash },
     }
 }
 

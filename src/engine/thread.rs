@@ -14,6 +14,7 @@ use super::mailbox::EventSink;
 use super::options::LoadRequest;
 use crate::ids::RequestId;
 use crate::protocol::{EngineCommand, EngineEvent, GenerateRequest, OutputRules, PrefixCommand, RunError};
+use crate::telemetry::prefixes::PrefixChange;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -227,6 +228,7 @@ impl EngineThread {
             core.fail_all(error);
             core.save_all();
             core.publish_snapshot();
+            self.shared.telemetry.prefix_feed().tell(vec![PrefixChange::Cleared]);
         }
     }
 

@@ -47,7 +47,7 @@ pub use groups::{KvGroups, MAX_GROUPS, lowest_seen};
 pub use host_pool::{HostCounts, HostState, HostTransfer, SwappedTable};
 pub use integrity::HeldTable;
 pub use pins::{PinSpec, PrefixPlace, PrefixView};
-pub use prefix_cache::{CacheKey, ContentId, PrefixChain, prefix_id};
+pub use prefix_cache::{CacheKey, ContentId, PrefixChain, PrefixChange, prefix_id, prefix_ids};
 pub use tiers::{CachedContent, HostView};
 
 use crate::ids::{BlockId, HostSlot, RequestId, TokenId};
@@ -240,6 +240,7 @@ impl KvCache {
     pub fn begin(&mut self, step: u64) {
         self.pool.begin(step);
         self.host.begin();
+        self.prefix.begin();
         self.swap_out.clear();
         self.swap_in.clear();
         self.events_before_step = self.events.len();

@@ -11,13 +11,17 @@
 //! a prefix is found whose last blocks are there though its first are gone.
 //! Only a model with one group finds blocks in part.
 
+mod changes;
 mod grouped;
 mod names;
+
+pub use changes::PrefixChange;
 
 use super::host_pool::ContentKey;
 use super::worth::PrefixEnd;
 use super::{KvConfig, KvGroups};
 use crate::ids::{BlockId, TokenId};
+use changes::{ChangeLog, stored};
 use names::{MAX_NAMES, Name, Names};
 use rustc_hash::FxHashMap;
 use sha2::{Digest, Sha256};
@@ -144,9 +148,14 @@ impl PrefixChain {
 
 /// The id of the prefix that the whole blocks of these tokens make up, wherever it is kept; `None` when they fill none.
 pub fn prefix_id(key: CacheKey, block_size: u32, tokens: &[TokenId]) -> Option<u64> {
+    prefix_ids(key, block_size, tokens).pop()
+}
+
+/// As [`prefix_id`], of each prefix of whole blocks, the shortest first.
+pub fn prefix_ids(key: CacheKey, block_size: u32, tokens: &[TokenId]) -> Vec<u64> {
     let mut chain = PrefixChain::new(key, block_size, u64::MAX);
     chain.extend(tokens);
-    Some(chain.links.last()?.hash)
+    chain.links.iter().map(|link| link.hash).collect()
 }
 
 fn root_hash(key: CacheKey) -> u64 {
@@ -206,6 +215,7 @@ pub(super) struct PrefixCache {
     last_number: u64,
     num_forgotten: u64,
     names: Names,
+    log: ChangeLog,
 }
 
 /// What publishing a block came to.
@@ -233,6 +243,7 @@ impl PrefixCache {
             last_number: ROOT,
             num_forgotten: 0,
             names: Names::new(MAX_NAMES),
+            log: ChangeLog::default(),
         }
     }
 
@@ -409,6 +420,11 @@ impl PrefixCache {
         let replaced = self.block_of_hash.insert(place(hash, group), block).filter(|old| *old != block);
         if let Some(old) = replaced {
             self.unlist_child(old);
+            self.note_removed(old);
+        }
+        if self.is_told(block) {
+            let publication = self.publications[block.idx()];
+            self.log.note(|| stored(&publication, tokens));
         }
         Published::Now { hash, replaced }
     }
@@ -419,6 +435,7 @@ impl PrefixCache {
         if self.block_of_hash.get(&place) == Some(&block) {
             self.block_of_hash.remove(&place);
             self.unlist_child(block);
+            self.note_removed(block);
             self.num_forgotten += 1;
         }
     }

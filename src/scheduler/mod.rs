@@ -371,6 +371,16 @@ impl Scheduler {
         self.kv.drain_events()
     }
 
+    /// Whether changes of what can be found are kept, see [`KvCache::keep_changes`]. Nothing is decided by it.
+    pub fn keep_prefix_changes(&mut self, is_wanted: bool) {
+        self.kv.keep_changes(is_wanted);
+    }
+
+    /// Changes of what can be found since the last call, see [`KvCache::take_changes`].
+    pub fn take_prefix_changes(&mut self) -> Vec<crate::kv::PrefixChange> {
+        self.kv.take_changes()
+    }
+
     pub fn totals(&self) -> Totals {
         let copied_blocks = self.totals.copied_blocks + self.kv.counts().copied_blocks;
         Totals { copied_blocks, ..self.totals }

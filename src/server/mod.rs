@@ -7,7 +7,7 @@
 //!
 //! Reading order: [`options`], [`fleet`] (the models), [`app`] (shared state), [`run`] (the process's side), [`routes`], [`openapi`] (their description), [`guard`] (keys, hosts,
 //! request ids), [`error`], [`parse`], [`wire`] (the types on the wire), [`prepare`] (fields to engine requests),
-//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], [`traces`], then a file per
+//! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], [`traces`], [`kv_events`], [`stall`], then a file per
 //! endpoint.
 
 mod answer;
@@ -23,6 +23,8 @@ mod guard;
 mod health;
 mod infer;
 mod inference;
+#[cfg_attr(not(feature = "kv-events"), path = "no_kv_events.rs")]
+mod kv_events;
 pub mod local;
 mod logprobs;
 mod messages;
@@ -49,5 +51,5 @@ mod wire;
 
 pub use fleet::{Fleet, FleetLimits, OnDemand};
 pub use openapi::document as openapi_document;
-pub use options::ServerOptions;
+pub use options::{KvEventFormat, KvEventOptions, ServerOptions};
 pub use run::{ServeError, Server};

@@ -4,6 +4,41 @@ use crate::protocol::Pooling;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// How events of KV caches are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvEventFormat {
+    /// Fields by their place, as vLLM wrote them for long and most readers expect.
+    Array,
+    /// Fields by their names, as newer vLLM writes them.
+    Map,
+}
+
+impl KvEventFormat {
+    /// The words that flags use.
+    pub const WORDS: [&'static str; 2] = ["array", "map"];
+
+    /// Reads one of [`Self::WORDS`].
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "array" => Some(KvEventFormat::Array),
+            "map" => Some(KvEventFormat::Map),
+            _ => None,
+        }
+    }
+}
+
+/// Where changes of prefix caches are told over ZMQ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventOptions {
+    /// A PUB socket is bound there: `tcp://*:5557`.
+    pub endpoint: String,
+    /// A ROUTER socket is bound there that sends past messages again.
+    pub replay_endpoint: Option<String>,
+    /// First frame of each message; `None` is `kv@HOST:PORT@MODEL`.
+    pub topic: Option<String>,
+    pub format: KvEventFormat,
+}
+
 /// How the server listens, whom it lets in and what it bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
@@ -51,6 +86,8 @@ pub struct ServerOptions {
     pub otlp_traces_endpoint: Option<String>,
 }
 
+    /// Tells routers what the prefix caches hold.
+    pub kv_events: Option<KvEventOptions>,
 impl ServerOptions {
     /// Any free port of the loopback interface, for everyone who can reach it; the limits of the command line.
     pub fn local() -> Self {
@@ -79,3 +116,4 @@ impl ServerOptions {
         }
     }
 }
+            kv_events: None,

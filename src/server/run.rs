@@ -5,6 +5,7 @@
 
 use super::app::{App, AppState};
 use super::fleet::Fleet;
+use super::kv_events;
 use super::options::ServerOptions;
 use super::routes;
 use crate::engine::EngineHandle;
@@ -31,12 +32,15 @@ pub enum ServeError {
     Bind { address: String, fault: std::io::Error },
     #[error("the server cannot run: {0}")]
     Runtime(std::io::Error),
+    #[error("--kv-events-endpoint cannot be used: this program was built without kv-events")]
+    NoKvEvents,
 }
 
 /// A bound server, not yet serving.
 pub struct Server {
     app: App,
     socket: Socket,
+    kv_events: Option<kv_events::Sockets>,
 }
 
 enum Socket {
@@ -57,7 +61,14 @@ impl Server {
             Some(path) => bind_unix(path)?,
             None => Socket::Tcp(bind_tcp(&options.host, options.port)?),
         };
-        Ok(Server { app: AppState::new(fleet, options), socket })
+        let kv_events = options.kv_events.as_ref().map(kv_events::bind).transpose()?;
+        Ok(Server { app: AppState::new(fleet, options), socket, kv_events })
+    }
+
+    /// Where changes of the prefix caches are published, and where past ones are asked for.
+    pub fn kv_event_addrs(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let sockets = self.kv_events.as_ref();
+        (sockets.and_then(kv_events::Sockets::local_addr), sockets.and_then(kv_events::Sockets::replay_addr))
     }
 
     /// Where it listens; `None` on a Unix socket.
@@ -77,8 +88,15 @@ impl Server {
             .enable_all()
             .build()
             .map_err(ServeError::Runtime)?;
-        let Server { app, socket } = self;
+        let replica = match (self.local_addr(), &self.app.options.uds) {
+            (Some(address), _) => address.to_string(),
+            (None, path) => path.clone().unwrap_or_default().display().to_string(),
+        };
+        let Server { app, socket, kv_events } = self;
         let result = runtime.block_on(async {
+            if let Some(sockets) = kv_events {
+                sockets.start(&app, &replica).await?;
+            }
             match socket {
                 Socket::Tcp(listener) => {
                     listener.set_nonblocking(true).map_err(ServeError::Runtime)?;
@@ -159,7 +177,8 @@ async fn watch(app: App) {
     }
 }
 
-fn bind_tcp(host: &str, port: u16) -> Result<TcpListener, ServeError> {
+/// A listener on the first address of a host that can be had.
+pub(super) fn bind_tcp(host: &str, port: u16) -> Result<TcpListener, ServeError> {
     let address = format!("{host}:{port}");
     let fault = |fault: std::io::Error| match fault.kind() {
         std::io::ErrorKind::AddrInUse => ServeError::Busy { address: address.clone() },

@@ -1,8 +1,8 @@
-//! A block map rebuilt from block events alone, as the app does it.
+//! A block map rebuilt from block events alone, as the app does it, and what can be found, as routers do it.
 
 use crate::ids::HostSlot;
-use crate::kv::{BlockEvent, BlockState, KvCache};
-use std::collections::BTreeSet;
+use crate::kv::{BlockEvent, BlockState, KvCache, PrefixChange};
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct Cell {
@@ -16,11 +16,13 @@ pub(super) struct Mirror {
     cells: Vec<Cell>,
     /// Taken places of host memory.
     hosts: BTreeSet<HostSlot>,
+    /// By hash.
+    findable: BTreeMap<u64, PrefixChange>,
 }
 
 impl Mirror {
     pub fn new(num_blocks: u32) -> Self {
-        Mirror { cells: vec![Cell::default(); num_blocks as usize], hosts: BTreeSet::new() }
+        Mirror { cells: vec![Cell::default(); num_blocks as usize], hosts: BTreeSet::new(), findable: BTreeMap::new() }
     }
 
     pub fn apply(&mut self, event: BlockEvent) {
@@ -42,6 +44,16 @@ impl Mirror {
         }
     }
 
+    /// What can be found changed. A hash is stored once until it is removed, and removed once.
+    pub fn change(&mut self, change: PrefixChange) -> Result<(), String> {
+        let hash = change.hash();
+        let is_news = match change {
+            PrefixChange::Stored { .. } => self.findable.insert(hash, change).is_none(),
+            PrefixChange::Removed { .. } => self.findable.remove(&hash).is_some(),
+        };
+        if is_news { Ok(()) } else { Err(format!("the prefix {hash:016x} was told as stored or removed twice")) }
+    }
+
     /// Content came to this place from outside.
     pub fn adopt(&mut self, host: HostSlot) {
         self.hosts.insert(host);
@@ -55,6 +67,14 @@ impl Mirror {
             if *cell != own {
                 return Err(format!("events say {cell:?} of block {id}, the cache says {own:?}"));
             }
+        }
+        let own = kv.findable();
+        if own.len() != self.findable.len() || own.iter().any(|own| self.findable.get(&own.hash()) != Some(own)) {
+            return Err(format!(
+                "{} prefixes were told, and not the {} that are there",
+                self.findable.len(),
+                own.len()
+            ));
         }
         let taken: BTreeSet<HostSlot> = kv.host_views().map(|view| view.host).collect();
         if taken != self.hosts {

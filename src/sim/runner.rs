@@ -401,6 +401,9 @@ impl Run {
         self.read_ends()?;
         let events: Vec<_> = self.scheduler.drain_block_events().collect();
         events.into_iter().for_each(|event| self.mirror.apply(event));
+        for change in self.scheduler.take_prefix_changes() {
+            self.mirror.change(change)?;
+        }
         self.mirror.check(self.scheduler.kv())?;
         self.scheduler.check_integrity()
     }
@@ -479,7 +482,10 @@ fn fake_config(world: &World) -> FakeConfig {
 }
 
 fn new_cache(world: &World) -> KvCache {
-    KvCache::with_hash_mask(world.kv, world.hash_mask).with_host_pool(world.num_host_blocks, world.has_disk)
+    let mut kv =
+        KvCache::with_hash_mask(world.kv, world.hash_mask).with_host_pool(world.num_host_blocks, world.has_disk);
+    kv.keep_changes(true);
+    kv
 }
 
 /// The end fits to what was sent and to what befell the request.

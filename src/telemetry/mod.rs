@@ -5,9 +5,11 @@
 
 pub mod kernels;
 
+pub mod prefixes;
 use self::kernels::KernelProfile;
 use crate::ids::{BlockId, RequestId, SeqSlot, TokenId};
 use crate::protocol::{FinishReason, OwnerTag};
+use self::prefixes::PrefixFeed;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -464,6 +466,8 @@ pub struct Telemetry {
     profile: RwLock<Option<Arc<KernelProfile>>>,
     version: AtomicU64,
 }
+    prefix_feed: PrefixFeed,
+    in_flight: InFlight,
 
 #[derive(Default)]
 struct Ring {
@@ -483,6 +487,8 @@ impl Telemetry {
             profile: RwLock::default(),
             version: AtomicU64::new(0),
         })
+            prefix_feed: PrefixFeed::default(),
+            in_flight: InFlight::default(),
     }
 
     pub fn is_recording(&self) -> bool {
@@ -546,6 +552,16 @@ impl Telemetry {
 
     /// Records with `step > after`, oldest first, and how many records were dropped since start.
     pub fn records_after(&self, after: Option<u64>) -> (Vec<Arc<StepRecord>>, u64) {
+    /// Changes of what the prefix cache can find.
+    pub fn prefix_feed(&self) -> &PrefixFeed {
+        &self.prefix_feed
+    }
+
+    /// The step that the engine is in.
+    pub fn in_flight(&self) -> &InFlight {
+        &self.in_flight
+    }
+
         let ring = lock(&self.ring);
         let start = match after {
             Some(step) => ring.records.partition_point(|r| r.step <= step),

@@ -1,9 +1,10 @@
-//! The latest state, copied out for readers.
+//! The latest state, copied out for readers, and what the prefix cache can find.
 
 use super::EngineCore;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::record;
 use crate::ids::RequestId;
+use crate::telemetry::prefixes::PrefixChange;
 use crate::telemetry::{EngineSnapshot, RequestInfo, WaitReason};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -42,6 +43,26 @@ impl EngineCore {
             copied_blocks_total: totals.copied_blocks,
         };
         self.shared.telemetry.publish(snapshot);
+    }
+
+    /// Tells what the prefix cache can find now and could not before, and the other way round, to whoever follows it: at
+    /// first all that it can find.
+    pub(in crate::engine) fn tell_prefixes(&mut self) {
+        let feed = self.shared.telemetry.prefix_feed();
+        let is_kept = self.scheduler.kv().keeps_changes();
+        match feed.num_told() {
+            None if is_kept => self.scheduler.keep_prefix_changes(false),
+            None => {}
+            Some(num_told) if num_told == 0 || !is_kept => {
+                self.scheduler.keep_prefix_changes(true);
+                let all = self.scheduler.kv().findable().into_iter().map(record::prefix_change);
+                feed.tell(std::iter::once(PrefixChange::Cleared).chain(all).collect());
+            }
+            Some(_) => {
+                let changes = self.scheduler.take_prefix_changes();
+                feed.tell(changes.into_iter().map(record::prefix_change).collect());
+            }
+        }
     }
 
     /// Running in batch order, the first that wait in queue order, the last ended.

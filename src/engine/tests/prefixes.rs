@@ -241,3 +241,33 @@ fn a_prefix_in_host_memory_is_pinned_and_evicted_by_its_id() {
     assert_eq!((a.pinned, a.name.as_deref(), a.tokens, a.tier), (true, Some("kept"), 144, Tier::Gpu));
     assert_eq!((cached(&engine, &second), cached(&engine, &first)), (0, 144));
 }
+
+#[test]
+fn a_follower_learns_what_can_be_found_also_after_the_cache_was_lost() {
+    use crate::telemetry::prefixes::PrefixChange;
+    let faults = [vec![FakeFault::None; 6], vec![FakeFault::DeviceLost]].concat();
+    let engine = EngineHandle::start_fake(FakeOptions { faults, ..FakeOptions::small() });
+    // What was there before is told at first.
+    hear(&engine.submit(request("A prompt that fills two blocks of KV.", 2)).unwrap());
+    let telemetry = engine.telemetry();
+    let batches = telemetry.prefix_feed().follow(64);
+    hear(&engine.submit(request("Another prompt, that fills three blocks of the pool.", 6)).unwrap());
+    assert!(engine.wait_idle(Duration::from_secs(10)));
+    let (mut findable, mut num_clears) = (Vec::new(), 0);
+    for (at, batch) in batches.try_iter().enumerate() {
+        assert_eq!(batch.seq, at as u64);
+        for change in batch.changes {
+            match change {
+                PrefixChange::Stored { hash, parent, tokens, .. } => {
+                    assert!(parent.is_none_or(|parent| findable.contains(&parent)), "a parent comes first");
+                    assert_eq!(tokens.len(), 16);
+                    findable.push(hash);
+                }
+                PrefixChange::Removed { hash } => findable.retain(|known| *known != hash),
+                PrefixChange::Cleared => (num_clears, findable) = (num_clears + 1, Vec::new()),
+            }
+        }
+    }
+    assert_eq!((num_clears, telemetry.snapshot().preemptions_total), (2, 0), "at the start, and at the loss");
+    assert_eq!(findable.len(), 3, "of what was computed since");
+}

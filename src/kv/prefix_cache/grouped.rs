@@ -78,6 +78,7 @@ impl PrefixCache {
     /// The open step never was.
     pub fn undo(&mut self) {
         self.names.pending.clear();
+        self.log.undo();
     }
 
     /// The block of another group than the anchor that holds the tokens of the anchor's publication `named`.

@@ -5,6 +5,8 @@ mod embeddings;
 mod errors;
 mod fleet;
 mod infer;
+#[cfg(feature = "kv-events")]
+mod kv_events;
 mod lifecycle;
 mod load;
 mod logprobs;
@@ -37,6 +39,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 pub struct TestServer {
     pub engine: EngineHandle,
     pub address: SocketAddr,
+    /// Where KV events are published, and replayed.
+    pub kv_events: (Option<SocketAddr>, Option<SocketAddr>),
     stops: Arc<AtomicU32>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,10 +93,11 @@ impl TestServer {
     pub fn start_fleet(fleet: Fleet, engine: EngineHandle, options: ServerOptions) -> TestServer {
         let server = Server::bind_fleet(fleet, options).expect("a free port");
         let address = server.local_addr().expect("an address");
+        let kv_events = server.kv_event_addrs();
         let stops = Arc::new(AtomicU32::new(0));
         let asked = stops.clone();
         let run = move || server.run(move || asked.load(Ordering::SeqCst)).expect("a server that ends well");
-        TestServer { engine, address, stops, thread: Some(std::thread::spawn(run)) }
+        TestServer { engine, address, kv_events, stops, thread: Some(std::thread::spawn(run)) }
     }
 
     /// Asks the server to stop, as a signal does.
