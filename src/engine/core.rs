@@ -234,6 +234,7 @@ impl EngineCore {
             step: self.step,
             t0_us: micros64(start.duration_since(self.started)),
             sched_us,
+        self.tell_pins();
             gpu_us: output.gpu_us,
             budget: plan.budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
@@ -520,6 +521,7 @@ impl EngineCore {
         self.num_failed_steps = 0;
         self.fail_out_of_step();
         self.catch_up();
+        self.tell_room();
         self.settle_ended(&HashMap::new());
         self.record(None);
         self.shared.add_totals(|t| t.recoveries += 1);

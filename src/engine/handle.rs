@@ -38,10 +38,10 @@ mod run;
 pub use super::loras::{LoraError, LoraInfo, LoraTable};
 pub use run::Run;
 
+use super::admission::{PinnedRoom, check_request};
 use super::mailbox::{self, EventSink};
 use super::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use super::thread::{self, LoadCommand, Loader};
-use super::{beams, choices};
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{Decoding, EngineCommand, GenerateRequest, InvalidParam, OutputRules, Pooling, RunError};
 use crate::telemetry::{Limits, Telemetry};
@@ -163,6 +163,7 @@ pub(super) struct Shared {
     /// The model that requests are checked against; also there while a lost device is rebuilt.
     model: Mutex<Option<Arc<LoadedModel>>>,
     pub telemetry: Arc<Telemetry>,
+    pinned: Mutex<Arc<PinnedRoom>>,
     waker: Mutex<Option<Waker>>,
     latest_load: AtomicU64,
     /// Loads before this one are to end.
@@ -215,6 +216,7 @@ impl Shared {
             status_changed: Condvar::new(),
             model: Mutex::new(None),
             telemetry: Telemetry::new(TELEMETRY_LIMITS),
+            pinned: Mutex::default(),
             waker: Mutex::new(None),
             latest_load: AtomicU64::new(0),
             cancelled_before: AtomicU64::new(0),
@@ -237,11 +239,20 @@ impl Shared {
 
     pub fn set_model(&self, model: Option<Arc<LoadedModel>>, max_queue: u32) {
         *lock(&self.model) = model;
+        self.set_pinned(PinnedRoom::default());
         self.max_queue.store(max_queue, Ordering::Relaxed);
     }
 
     pub fn model(&self) -> Option<Arc<LoadedModel>> {
         lock(&self.model).clone()
+    }
+
+    pub fn set_pinned(&self, pinned: PinnedRoom) {
+        *lock(&self.pinned) = Arc::new(pinned);
+    }
+
+    pub fn pinned(&self) -> Arc<PinnedRoom> {
+        lock(&self.pinned).clone()
     }
 
     /// Tells whoever watches that something changed.
@@ -360,7 +371,7 @@ impl EngineHandle {
         command: impl FnOnce(RequestId, Box<GenerateRequest>, EventSink) -> Command,
     ) -> Result<Run, RunError> {
         let model = self.model().ok_or(RunError::NoModel)?;
-        check_request(&request, keep_tokens, &model)?;
+        check_request(&request, keep_tokens, &model, &self.inner.shared.pinned())?;
         let num_sequences = u64::from(request.decoding.num_sequences().max(1));
         let id = RequestId(self.inner.next_id.fetch_add(num_sequences, Ordering::Relaxed));
         if request.sampling.seed.is_none() {
@@ -544,40 +555,7 @@ impl Drop for Inner {
     }
 }
 
-/// Everything that can be known at submit, so that no request waits for what cannot happen. `kept` tokens of another
-/// request come before its own.
-fn check_request(request: &GenerateRequest, kept: u32, model: &LoadedModel) -> Result<(), RunError> {
-    request.sampling.validate()?;
-    model.loras.check(request.adapter)?;
-    choices::check(&request.decoding)?;
-    beams::check(request, model)?;
-    let prompt = kept.saturating_add(request.prompt.len() as u32);
-    if prompt == 0 {
-        return Err(RunError::EmptyPrompt);
-    }
-    check_tokens(&request.prompt, model.vocab_size)?;
-    let max_model_len = model.max_model_len;
-    if prompt >= max_model_len {
-        return Err(RunError::PromptTooLong { prompt, max_model_len });
-    }
-    if request.stop.max_tokens == Some(0) {
-        return Err(InvalidParam { field: "max_tokens", message: "must be at least 1, not 0".into() }.into());
-    }
-    let needed = match request.stop.max_tokens {
-        Some(max_tokens) => prompt.saturating_add(max_tokens),
-        None => prompt.saturating_add(1),
-    };
-    if needed > max_model_len {
-        return Err(RunError::ContextExceeded { needed, max_model_len });
-    }
-    let total = model.num_blocks - 1;
-    match beams::most_blocks(request, prompt, needed, model).filter(|needed| *needed > total) {
-        Some(needed) => Err(RunError::NeverFits { needed, total }),
-        None => Ok(()),
-    }
-}
-
-fn check_tokens(tokens: &[TokenId], vocab: u32) -> Result<(), RunError> {
+pub(super) fn check_tokens(tokens: &[TokenId], vocab: u32) -> Result<(), RunError> {
     match tokens.iter().find(|&&t| t >= vocab) {
         Some(&token) => Err(RunError::TokenOutOfRange { token, vocab }),
         None => Ok(()),

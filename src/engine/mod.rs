@@ -4,10 +4,11 @@
 //! never blocks a step; a failed step leaves every request able to go on from its tokens. It does not attempt to share
 //! the GPU with a window: the engine owns its own device.
 //!
-//! Reading order: [`options`], [`handle`] (what everyone else sees), [`mailbox`], [`thread`], [`core`], [`run_state`],
+//! Reading order: [`options`], [`handle`] (what everyone else sees), [`admission`], [`mailbox`], [`thread`], [`core`], [`run_state`],
 //! [`choices`], [`branches`], [`output`], [`pooling`], [`scores`], [`beams`], [`stop_strings`], [`budget`], [`preempt_meter`], [`disk`],
 //! [`prefetch`], [`record`], [`prefixes`], [`describe`], [`remote`] (an engine elsewhere), [`loader`], [`survey`], [`text_side`], [`memory_plan`], [`logits`], [`loras`], [`fake`].
 
+mod admission;
 pub mod beams;
 pub mod branches;
 pub mod budget;

@@ -20,8 +20,12 @@ impl EngineCore {
                 let added = permitted.and_then(|()| self.scheduler.keep_prefix(id, prefix, name, client));
                 self.queued(id, run, added);
             }
-            // Whoever asked may have left.
-            PrefixCommand::Unpin { id, told } => _ = told.try_send(self.scheduler.unpin(id)),
+            PrefixCommand::Unpin { id, told } => {
+                let was_pinned = self.scheduler.unpin(id);
+                self.tell_room();
+                // Whoever asked may have left.
+                _ = told.try_send(was_pinned);
+            }
             PrefixCommand::Evict { id, told } => {
                 let num_evicted = self.scheduler.evict_prefix(id);
                 self.forget_on_disk(false);

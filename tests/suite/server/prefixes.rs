@@ -1,6 +1,9 @@
 //! `/kvasir/v1/prefixes`: a prefix is computed ahead, named, found, let go and evicted.
 
 use super::TestServer;
+use kvasir::engine::EngineHandle;
+use kvasir::engine::options::FakeOptions;
+use kvasir::server::ServerOptions;
 use serde_json::{Value, json};
 
 const PREFIXES: &str = "/kvasir/v1/prefixes";
@@ -81,4 +84,22 @@ fn messages_and_tokens_are_prefixes_too_and_faults_name_their_field() {
         assert_eq!(server.post(&format!("{PREFIXES}/{id}"), &json!({})).status, 404, "{id}");
         assert_eq!(server.send("DELETE", &format!("{PREFIXES}/{id}"), &[], "").status, 404, "{id}");
     }
+}
+
+#[test]
+fn a_request_that_cannot_fit_beside_pins_is_refused_before_its_stream_begins() {
+    let fake = FakeOptions { num_blocks: 33, ..FakeOptions::small() };
+    let server = TestServer::start(EngineHandle::start_fake(fake), ServerOptions::local());
+    let pinned = "p".repeat(160);
+    let body = |prompt: &str| json!({ "prompt": prompt, "max_tokens": 200, "ignore_eos": true, "stream": true });
+    let (own, shared) = ("x".repeat(200), pinned.clone() + &"x".repeat(40));
+    assert_eq!(server.post("/v1/completions", &body(&own)).status, 200, "25 of 32 blocks");
+    let id = server.ok(PREFIXES, &json!({ "prompt": pinned }))["id"].as_str().expect("an id").to_owned();
+    let refused = server.post("/v1/completions", &body(&own));
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    let message = refused.json()["error"]["message"].as_str().expect("a message").to_owned();
+    assert!(message.contains("25") && message.contains("22"), "{message}");
+    assert_eq!(server.post("/v1/completions", &body(&shared)).status, 200, "ten of its blocks are pinned");
+    assert_eq!(server.ok(&format!("{PREFIXES}/{id}"), &json!({ "pinned": false }))["pinned"], false);
+    assert_eq!(server.post("/v1/completions", &body(&own)).status, 200, "the pin let go");
 }
