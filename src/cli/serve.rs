@@ -3,7 +3,7 @@
 use super::args::PoolingArg;
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, serve_fleet, session};
-use crate::config::{EngineArgs, HumanInt};
+use crate::config::{Dirs, EngineArgs, HumanInt};
 use crate::engine::EngineHandle;
 use crate::engine::handle::EngineStatus;
 use crate::server::tools::FORMATS;
@@ -112,7 +112,7 @@ pub fn run(args: &ServeArgs) -> CliResult {
     let plan = serve_fleet::plan(args, engine_options, &file)?;
     let (engine, request) = (plan.engines[0].clone(), plan.first);
     // Before the model is read, so that a port that is taken shows at once.
-    let server = Server::bind_fleet(plan.fleet, server_options(args))?;
+    let server = Server::bind_fleet(plan.fleet, server_options(args)?)?;
     match (server.local_addr(), &args.uds) {
         (Some(address), _) => out::note(&format!("listening on http://{address}")),
         (None, path) => out::note(&format!("listening on {}", path.clone().unwrap_or_default().display())),
@@ -160,8 +160,8 @@ fn wait_for_model(engine: &EngineHandle, has_failed: &AtomicBool) -> Result<(), 
     }
 }
 
-fn server_options(args: &ServeArgs) -> ServerOptions {
-    ServerOptions {
+fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
+    Ok(ServerOptions {
         host: args.host.clone(),
         port: args.port,
         uds: args.uds.clone(),

@@ -218,7 +218,11 @@ impl EngineCore {
         let pooled = self.pool_rows(&plan);
         let scored = self.score_rows(&plan);
         let sched_us = micros(start.elapsed());
-        let output = match self.execute(&plan) {
+        let t0_us = micros64(start.duration_since(self.started));
+        self.enter_step(&plan, t0_us);
+        let executed = self.execute(&plan);
+        self.shared.telemetry.in_flight().leave();
+        let output = match executed {
             Ok(output) => output,
             Err(outcome) => {
                 self.record(None);
@@ -230,11 +234,11 @@ impl EngineCore {
         let mut faulty = self.taint(&plan, &output.corrupted);
         faulty.extend(unfollowed);
         let committed = self.commit(&plan, &output);
+        self.tell_pins();
         let mut record = StepRecord {
             step: self.step,
-            t0_us: micros64(start.duration_since(self.started)),
+            t0_us,
             sched_us,
-        self.tell_pins();
             gpu_us: output.gpu_us,
             budget: plan.budget,
             max_prefill_tokens: inputs.max_prefill_tokens,
@@ -497,6 +501,7 @@ impl EngineCore {
             events.for_each(drop);
             self.deltas.clear();
         }
+        self.tell_prefixes();
     }
 
     /// Work ran out: shows the final state and checks the books.
@@ -508,7 +513,6 @@ impl EngineCore {
 
     /// After a lost device or a fault inside a step: a new executor, an empty cache, and every live request back in the
     /// queue with its tokens.
-        self.tell_prefixes();
     pub(super) fn rebuild(&mut self, go_on: &dyn Fn() -> bool) -> Result<(), LoadFailure> {
         // The old one goes first, so that the memory for the new one is free.
         self.executor = None;
@@ -517,11 +521,11 @@ impl EngineCore {
         let tables = self.scheduler.running().map(|seq| seq.table());
         self.deltas.extend(record::loss_of(self.scheduler.kv(), tables));
         self.scheduler.restart(new_cache(&*executor, &self.options));
+        self.tell_room();
         self.executor = Some(executor);
         self.num_failed_steps = 0;
         self.fail_out_of_step();
         self.catch_up();
-        self.tell_room();
         self.settle_ended(&HashMap::new());
         self.record(None);
         self.shared.add_totals(|t| t.recoveries += 1);

@@ -112,7 +112,12 @@ pub fn blocks(kv: &KvCache) -> Vec<BlockInfo> {
 
 /// The rows of a plan; what they sampled is filled in later.
 pub fn rows(plan: &StepPlan) -> Vec<SeqStep> {
-    let row = |row: &scheduler::PlanRow| SeqStep {
+    plan.rows.iter().map(row).collect()
+}
+
+/// A row of a plan, which has sampled nothing yet.
+pub fn row(row: &scheduler::PlanRow) -> SeqStep {
+    SeqStep {
         request: row.request,
         slot: row.slot,
         kind: match row.kind {
@@ -124,8 +129,7 @@ pub fn rows(plan: &StepPlan) -> Vec<SeqStep> {
         num_tokens: row.num_tokens,
         sampled: None,
         forced: Vec::new(),
-    };
-    plan.rows.iter().map(row).collect()
+    }
 }
 
 pub fn preemption(p: &scheduler::Preemption) -> Preemption {

@@ -123,7 +123,8 @@ impl AppState {
 
     /// Notes whether the engines move, and what their steps did; called about once a second.
     pub fn watch_progress(&self) {
-        self.fleet.models().iter().for_each(|model| model.watch(self.options.stall_timeout));
+        let (timeout, folder) = (self.options.stall_timeout, self.options.stall_dir.as_deref());
+        self.fleet.models().iter().for_each(|model| model.watch(timeout, folder));
     }
 
     /// True while an engine has work and makes no step for too long.

@@ -8,13 +8,14 @@
 use super::app::App;
 use super::error::{ApiError, ApiResult};
 use super::metrics::Metrics;
+use super::stall;
 use crate::constrain::GrammarCompiler;
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, FailureKind, LoadedModel};
 use crate::engine::options::LoadRequest;
 use crate::tokenizer::Tokenizer;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -336,8 +337,9 @@ impl Model {
         &self.num_under_way
     }
 
-    /// Notes whether the engine moves, and what its steps did.
-    pub fn watch(&self, stall_timeout: Duration) {
+    /// Notes whether the engine moves, and what its steps did. What an engine was doing that is found to be stuck goes to a
+    /// file in `stall_dir`.
+    pub fn watch(&self, stall_timeout: Duration, stall_dir: Option<&Path>) {
         self.metrics.read_steps(&self.engine.telemetry());
         let steps = self.engine.step_totals().steps;
         let is_free = self.num_under_way.load(Ordering::Relaxed) == 0 || self.engine.is_paused();
@@ -345,7 +347,23 @@ impl Model {
         if is_free || progress.steps != steps {
             *progress = Progress { steps, moved: Instant::now() };
         }
-        self.is_stalled.store(progress.moved.elapsed() > stall_timeout, Ordering::Relaxed);
+        let stalled = progress.moved.elapsed();
+        drop(progress);
+        let is_stalled = stalled > stall_timeout;
+        let was_stalled = self.is_stalled.swap(is_stalled, Ordering::Relaxed);
+        if is_stalled && !was_stalled {
+            self.tell_stall(stalled, stall_dir);
+        }
+    }
+
+    fn tell_stall(&self, stalled: Duration, stall_dir: Option<&Path>) {
+        let (label, seconds) = (self.label(), stalled.as_secs());
+        tracing::error!("the engine of {label} has made no step for {seconds} s");
+        match stall_dir.map(|folder| stall::dump(folder, self, stalled.as_millis() as u64)) {
+            Some(Ok(path)) => tracing::error!("what it was doing is in {}", path.display()),
+            Some(Err(fault)) => tracing::error!("what it was doing could not be written: {fault}"),
+            None => {}
+        }
     }
 
     /// True while the engine has work and makes no step for too long.

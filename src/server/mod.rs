@@ -43,6 +43,7 @@ mod responses;
 mod routes;
 mod run;
 mod sse;
+mod stall;
 mod structured;
 mod tokens;
 pub mod tools;

@@ -68,6 +68,8 @@ pub struct ServerOptions {
     pub slow_client_timeout: Duration,
     /// How long the engine may have work and make no step before it counts as stuck.
     pub stall_timeout: Duration,
+    /// What a stuck engine was doing is written to a file here; `None` writes none.
+    pub stall_dir: Option<PathBuf>,
     /// Between comments in a stream that has nothing to say.
     pub keep_alive: Duration,
     /// A line per request in the log.
@@ -84,10 +86,10 @@ pub struct ServerOptions {
     pub num_threads: usize,
     /// A collector that gets a span for each request, as OTLP over HTTP.
     pub otlp_traces_endpoint: Option<String>,
-}
-
     /// Tells routers what the prefix caches hold.
     pub kv_events: Option<KvEventOptions>,
+}
+
 impl ServerOptions {
     /// Any free port of the loopback interface, for everyone who can reach it; the limits of the command line.
     pub fn local() -> Self {
@@ -105,6 +107,7 @@ impl ServerOptions {
             shutdown_timeout: Duration::from_secs(30),
             slow_client_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(120),
+            stall_dir: None,
             keep_alive: Duration::from_secs(15),
             logs_requests: true,
             is_vllm_compatible: true,
@@ -113,7 +116,7 @@ impl ServerOptions {
             pooling: None,
             num_threads: 2,
             otlp_traces_endpoint: None,
+            kv_events: None,
         }
     }
 }
-            kv_events: None,

@@ -3,13 +3,15 @@
 //! Guarantees: the engine thread is the only writer and never waits for a reader; readers copy out and hold no engine
 //! lock; memory is bounded by [`Limits`]. It does not attempt to keep text or tensors.
 
+pub mod in_flight;
 pub mod kernels;
-
 pub mod prefixes;
+
+use self::in_flight::InFlight;
 use self::kernels::KernelProfile;
+use self::prefixes::PrefixFeed;
 use crate::ids::{BlockId, RequestId, SeqSlot, TokenId};
 use crate::protocol::{FinishReason, OwnerTag};
-use self::prefixes::PrefixFeed;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -464,10 +466,10 @@ pub struct Telemetry {
     snapshot: RwLock<Arc<EngineSnapshot>>,
     profiling: AtomicBool,
     profile: RwLock<Option<Arc<KernelProfile>>>,
-    version: AtomicU64,
-}
     prefix_feed: PrefixFeed,
     in_flight: InFlight,
+    version: AtomicU64,
+}
 
 #[derive(Default)]
 struct Ring {
@@ -485,10 +487,10 @@ impl Telemetry {
             snapshot: RwLock::new(Arc::new(EngineSnapshot::default())),
             profiling: AtomicBool::new(false),
             profile: RwLock::default(),
-            version: AtomicU64::new(0),
-        })
             prefix_feed: PrefixFeed::default(),
             in_flight: InFlight::default(),
+            version: AtomicU64::new(0),
+        })
     }
 
     pub fn is_recording(&self) -> bool {
@@ -550,8 +552,6 @@ impl Telemetry {
         self.profile.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Records with `step > after`, oldest first, and how many records were dropped since start.
-    pub fn records_after(&self, after: Option<u64>) -> (Vec<Arc<StepRecord>>, u64) {
     /// Changes of what the prefix cache can find.
     pub fn prefix_feed(&self) -> &PrefixFeed {
         &self.prefix_feed
@@ -562,6 +562,8 @@ impl Telemetry {
         &self.in_flight
     }
 
+    /// Records with `step > after`, oldest first, and how many records were dropped since start.
+    pub fn records_after(&self, after: Option<u64>) -> (Vec<Arc<StepRecord>>, u64) {
         let ring = lock(&self.ring);
         let start = match after {
             Some(step) => ring.records.partition_point(|r| r.step <= step),

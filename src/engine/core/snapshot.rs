@@ -4,6 +4,7 @@ use super::EngineCore;
 use crate::engine::prefetch::Prefetch;
 use crate::engine::record;
 use crate::ids::RequestId;
+use crate::scheduler::StepPlan;
 use crate::telemetry::prefixes::PrefixChange;
 use crate::telemetry::{EngineSnapshot, RequestInfo, WaitReason};
 use std::collections::HashMap;
@@ -43,6 +44,22 @@ impl EngineCore {
             copied_blocks_total: totals.copied_blocks,
         };
         self.shared.telemetry.publish(snapshot);
+    }
+
+    /// Says what the step is to do, in case that it does not end.
+    pub(super) fn enter_step(&self, plan: &StepPlan, t0_us: u64) {
+        self.shared.telemetry.in_flight().enter(|step| {
+            (step.step, step.t0_us, step.budget) = (plan.step, t0_us, plan.budget);
+            step.rows.clear();
+            step.rows.extend(plan.rows.iter().map(record::row));
+            step.admitted.clear();
+            step.admitted.extend(plan.admitted.iter().map(|admission| admission.request));
+            step.preempted.clear();
+            step.preempted.extend(plan.preempted.iter().map(|preemption| preemption.victim));
+            step.num_copies = plan.copies.len() as u32;
+            (step.num_swapped_out, step.num_swapped_in) = (plan.swap_out.len() as u32, plan.swap_in.len() as u32);
+            (step.num_running, step.num_waiting) = (plan.num_running, plan.num_waiting);
+        });
     }
 
     /// Tells what the prefix cache can find now and could not before, and the other way round, to whoever follows it: at

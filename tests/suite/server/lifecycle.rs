@@ -62,13 +62,27 @@ fn a_client_that_does_not_read_is_cut_off_and_slows_nobody() {
 }
 
 #[test]
-fn an_engine_that_makes_no_progress_is_noticed_and_is_well_again_when_it_does() {
+fn an_engine_that_makes_no_progress_is_noticed_dumped_and_well_again_when_it_does() {
     let fake = FakeOptions { step_delay: Duration::from_secs(3), ..FakeOptions::small() };
-    let options = ServerOptions { stall_timeout: Duration::from_millis(300), ..ServerOptions::local() };
+    let folder = tempfile::tempdir().expect("a folder");
+    let stall_dir = Some(folder.path().join("logs"));
+    let options = ServerOptions {
+        stall_timeout: Duration::from_millis(300),
+        stall_dir: stall_dir.clone(),
+        ..ServerOptions::local()
+    };
     let server = TestServer::start(EngineHandle::start_fake(fake), options);
     assert_eq!(server.get("/health").status, 200);
-    let _waiting = open(&server, &json!({ "prompt": "x", "max_tokens": 1 }));
+    let _waiting = open(&server, &json!({ "prompt": "12345", "max_tokens": 1 }));
     server.wait_until("a server that is not well", |server| server.get("/health").status == 503);
+    let files = || std::fs::read_dir(stall_dir.as_ref()?).ok()?.next()?.ok().map(|file| file.path());
+    server.wait_until("a file", |_| files().is_some());
+    let read = || -> Option<Value> { serde_json::from_slice(&std::fs::read(files()?).ok()?).ok() };
+    server.wait_until("a whole file", |_| read().is_some());
+    let dump = read().expect("JSON");
+    assert_eq!(dump["in_flight"]["rows"][0]["num_tokens"], 5, "{dump}");
+    assert_eq!((&dump["in_flight"]["num_running"], &dump["steps"]), (&json!(1), &json!(0)), "{dump}");
+    assert!(dump["stalled_ms"].as_u64() >= Some(300) && dump["snapshot"]["kv"].is_object(), "{dump}");
     let live = server.get("/health/live");
     assert!(live.status == 503 && live.body.contains("no progress"), "{}", live.body);
     server.wait_until("a server that is well", |server| server.get("/health/live").status == 200);
