@@ -364,6 +364,9 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
+    /// Encode a step only when it is launched, not while the one before it runs
+    #[arg(long)]
+    pub sync_steps: bool,
     /// Record every step to this file (8 GiB at most), for `kvasir replay` and `kvasir trace`
     #[arg(long, value_name = "FILE", env = "KVASIR_RECORD", hide_env_values = true)]
     pub record: Option<PathBuf>,
@@ -462,6 +465,7 @@ impl EngineArgs {
             lora: self.lora.resolve()?,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
+            sync_steps: self.sync_steps,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
             record: self.record.clone(),
