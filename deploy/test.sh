@@ -31,7 +31,10 @@ wait_for() {
 }
 # replica PORT: starts one; its process is in $replica.
 replica() {
-    "$binary" serve --port "$1" --served-model-name kvasir --max-model-len 2048 --disable-log-requests >"$work/replica$1.log" 2>&1 &
+    # vllm-router listens for an empty topic and reads maps.
+    "$binary" serve --port "$1" --served-model-name kvasir --max-model-len 2048 --disable-log-requests \
+        --kv-events-endpoint "tcp://127.0.0.1:$(($1 - 2400))" --kv-events-replay-endpoint "tcp://127.0.0.1:$(($1 - 2300))" \
+        --kv-events-format map --kv-events-topic '' >"$work/replica$1.log" 2>&1 &
     replica=$!
     pids="$pids $replica"
     wait_for "http://127.0.0.1:$1/health"
@@ -88,6 +91,12 @@ fi
 if install vllm-router vllm-router; then
     run vllm-router 0.65 4001 "$bin/vllm-router" --worker-urls $one $two --policy cache_aware --api-key "$key" --port 4001 \
         --prometheus-port 4101 --health-check-interval-secs 2 --cb-timeout-duration-secs 5
+fi
+if install vllm-router vllm-router; then
+    run vllm-router-kv-aware 0.65 4003 "$bin/vllm-router" --worker-urls $one $two --policy kv_aware --api-key "$key" --port 4003 \
+        --kv-event-source $one=tcp://127.0.0.1:5601 --kv-event-source $two=tcp://127.0.0.1:5602 \
+        --kv-event-replay-source $one=tcp://127.0.0.1:5701 --kv-event-replay-source $two=tcp://127.0.0.1:5702 \
+        --kv-event-model kvasir --prometheus-port 4103 --health-check-interval-secs 2 --cb-timeout-duration-secs 5
 fi
 if install smg smg; then
     run smg 0.65 4002 "$bin/smg" launch --worker-urls $one $two --policy cache_aware --api-key "$key" --port 4002 \

@@ -117,9 +117,6 @@ pub fn run(args: &ServeArgs) -> CliResult {
         (Some(address), _) => out::note(&format!("listening on http://{address}")),
         (None, path) => out::note(&format!("listening on {}", path.clone().unwrap_or_default().display())),
     }
-    if let (Some(address), _) = server.kv_event_addrs() {
-        out::note(&format!("KV events at tcp://{address}"));
-    }
     engine.load(request);
     let has_failed = Arc::new(AtomicBool::new(false));
     let loading = {

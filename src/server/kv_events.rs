@@ -24,7 +24,7 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, 
 const QUEUE: usize = 1024;
 /// What is kept for replay, in bytes.
 const REPLAY_BYTES: usize = 32 << 20;
-/// Ends a replay, as vLLM's does.
+/// Ends a replay.
 const END_OF_REPLAY: [u8; 8] = (-1i64).to_be_bytes();
 /// What is told is in the pool.
 const MEDIUM: &str = "GPU";
@@ -72,10 +72,18 @@ struct Outgoing {
     batch: Vec<u8>,
 }
 
+/// A message as it was sent.
+#[derive(Clone, Debug)]
+struct Kept {
+    topic: Bytes,
+    seq: u64,
+    batch: Bytes,
+}
+
 /// What was sent last, oldest first.
 #[derive(Default)]
 struct Sent {
-    batches: VecDeque<(u64, Bytes)>,
+    batches: VecDeque<Kept>,
     num_bytes: usize,
 }
 
@@ -152,11 +160,11 @@ impl Sockets {
 
 async fn publish(mut socket: PubSocket, mut outgoing: mpsc::Receiver<Outgoing>, sent: Option<Arc<Mutex<Sent>>>) {
     while let Some(Outgoing { topic, seq, batch }) = outgoing.recv().await {
-        let batch = Bytes::from(batch);
+        let kept = Kept { topic: Bytes::from(topic), seq, batch: Bytes::from(batch) };
+        let frames = [kept.topic.clone(), Bytes::copy_from_slice(&seq.to_be_bytes()), kept.batch.clone()];
         if let Some(sent) = &sent {
-            lock(sent).keep(seq, batch.clone());
+            lock(sent).keep(kept);
         }
-        let frames = [Bytes::from(topic), Bytes::copy_from_slice(&seq.to_be_bytes()), batch];
         // A subscriber that does not keep up misses messages, and sees it by their numbers.
         if let Err(fault) = socket.send(message(frames)).await {
             tracing::warn!("a KV event could not be sent: {fault}");
@@ -164,7 +172,7 @@ async fn publish(mut socket: PubSocket, mut outgoing: mpsc::Receiver<Outgoing>, 
     }
 }
 
-/// Answers who asks for all from a number on, with `["", number, batch]` for each that is still kept.
+/// Answers who asks for all from a number on, with `["", topic, number, batch]` for each that is still kept.
 async fn replay(mut socket: RouterSocket, sent: Arc<Mutex<Sent>>) {
     loop {
         let asked = match socket.recv().await {
@@ -177,9 +185,11 @@ async fn replay(mut socket: RouterSocket, sent: Arc<Mutex<Sent>>) {
             continue;
         };
         let kept = lock(&sent).since(from);
-        let answers = kept.into_iter().map(|(seq, batch)| (seq.to_be_bytes(), batch));
-        for (seq, batch) in answers.chain([(END_OF_REPLAY, Bytes::new())]) {
-            let frames = [peer.clone(), Bytes::new(), Bytes::copy_from_slice(&seq), batch];
+        // Readers look at the topic of the end, too.
+        let topic = kept.last().map(|last| last.topic.clone()).unwrap_or_default();
+        let answers = kept.into_iter().map(|kept| (kept.topic, kept.seq.to_be_bytes(), kept.batch));
+        for (topic, seq, batch) in answers.chain([(topic, END_OF_REPLAY, Bytes::new())]) {
+            let frames = [peer.clone(), Bytes::new(), topic, Bytes::copy_from_slice(&seq), batch];
             if let Err(fault) = socket.send(message(frames)).await {
                 tracing::debug!("a replay ended early: {fault}");
                 break;
@@ -193,16 +203,16 @@ fn message<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
 }
 
 impl Sent {
-    fn keep(&mut self, seq: u64, batch: Bytes) {
-        self.num_bytes += batch.len();
-        self.batches.push_back((seq, batch));
+    fn keep(&mut self, sent: Kept) {
+        self.num_bytes += sent.batch.len();
+        self.batches.push_back(sent);
         while self.num_bytes > REPLAY_BYTES && self.batches.len() > 1 {
-            self.num_bytes -= self.batches.pop_front().map_or(0, |(_, batch)| batch.len());
+            self.num_bytes -= self.batches.pop_front().map_or(0, |oldest| oldest.batch.len());
         }
     }
 
-    fn since(&self, seq: u64) -> Vec<(u64, Bytes)> {
-        self.batches.iter().filter(|(kept, _)| *kept >= seq).cloned().collect()
+    fn since(&self, seq: u64) -> Vec<Kept> {
+        self.batches.iter().filter(|kept| kept.seq >= seq).cloned().collect()
     }
 }
 
@@ -357,9 +367,9 @@ mod tests {
     fn what_was_sent_is_kept_up_to_a_limit() {
         let mut sent = Sent::default();
         for seq in 0..100 {
-            sent.keep(seq, Bytes::from(vec![0; REPLAY_BYTES / 10]));
+            sent.keep(Kept { topic: Bytes::new(), seq, batch: Bytes::from(vec![0; REPLAY_BYTES / 10]) });
         }
-        let kept: Vec<u64> = sent.since(0).into_iter().map(|(seq, _)| seq).collect();
+        let kept: Vec<u64> = sent.since(0).into_iter().map(|kept| kept.seq).collect();
         assert_eq!(kept, (90..100).collect::<Vec<u64>>());
         assert_eq!(sent.since(98).len(), 2);
     }

@@ -86,7 +86,7 @@ impl Router {
         assert!(self.messages.insert(seq, events).is_none(), "message {seq} came twice");
     }
 
-    /// Asks for what was sent before the subscription, as vLLM's clients do.
+    /// Asks for what was sent before the subscription, as routers do.
     fn catch_up(&mut self) {
         let missed = self.runtime.block_on(async {
             let mut socket = DealerSocket::new();
@@ -97,12 +97,13 @@ impl Router {
             loop {
                 let answer = tokio::time::timeout(WAIT, socket.recv()).await.expect("an answer").expect("a message");
                 let frames = answer.into_vec();
-                assert_eq!((frames.len(), frames[0].len()), (3, 0));
-                if frames[2].is_empty() {
-                    assert_eq!(frames[1].as_ref(), (-1i64).to_be_bytes());
+                assert_eq!((frames.len(), frames[0].len()), (4, 0));
+                assert_eq!(frames[1], self.topic.as_bytes());
+                if frames[3].is_empty() {
+                    assert_eq!(frames[2].as_ref(), (-1i64).to_be_bytes());
                     return missed;
                 }
-                let (seq, events) = decode(&frames[1], &frames[2]);
+                let (seq, events) = decode(&frames[2], &frames[3]);
                 missed.insert(seq, events);
             }
         });
