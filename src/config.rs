@@ -8,7 +8,7 @@ mod values;
 
 pub use lora::LoraArgs;
 
-use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode};
+use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode, TuneMode};
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -364,9 +364,12 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
-    /// Encode a step only when it is launched, not while the one before it runs
+    /// Do not measure kernels on this adapter, and use none of what was measured: each begins as its device class has it
+    #[arg(long, conflicts_with = "retune")]
+    pub no_tune: bool,
+    /// Measure kernels again on this adapter (up to a minute); as a rule that is done once, for 2 seconds
     #[arg(long)]
-    pub sync_steps: bool,
+    pub retune: bool,
     /// Record every step to this file (8 GiB at most), for `kvasir replay` and `kvasir trace`
     #[arg(long, value_name = "FILE", env = "KVASIR_RECORD", hide_env_values = true)]
     pub record: Option<PathBuf>,
@@ -465,11 +468,15 @@ impl EngineArgs {
             lora: self.lora.resolve()?,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
-            sync_steps: self.sync_steps,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
             record: self.record.clone(),
             check: if self.check_invariants { CheckLevel::EveryStep } else { CheckLevel::WhenIdle },
+            tune: match (self.no_tune, self.retune) {
+                (true, _) => TuneMode::Never,
+                (false, true) => TuneMode::Again,
+                (false, false) => TuneMode::Auto,
+            },
             cache_dir: cache_dir.to_path_buf(),
         })
     }

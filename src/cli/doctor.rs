@@ -7,7 +7,8 @@ use super::error::{CliResult, Exit};
 use super::{out, session};
 use crate::config::Dirs;
 use crate::engine::loader;
-use crate::gpu::{AdapterReport, Gpu};
+use crate::gpu::{AdapterReport, Gpu, GpuCaps};
+use crate::kernels::DeviceClass;
 use serde_json::{Map, Value, json};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -61,7 +62,8 @@ pub fn run(args: &DoctorArgs) -> CliResult {
             "name": caps.name,
             "backend": caps.backend,
             "driver": caps.driver,
-            "device_class": if caps.is_cpu { "cpu" } else { "gpu" },
+            "device_class": DeviceClass::of(caps).name,
+            "device_class_why": DeviceClass::of(caps).why(caps),
             "subgroup_size": caps.subgroup_size,
         })
     });
@@ -73,7 +75,7 @@ pub fn run(args: &DoctorArgs) -> CliResult {
             "problems": problems.iter().map(|p| json!({ "what": p.what, "fix": p.fix })).collect::<Vec<Value>>(),
         }))?;
     } else {
-        out::text(&report(&adapters, chosen.as_ref().map(|c| c.name.as_str()), dirs.ok().as_ref(), &problems))?;
+        out::text(&report(&adapters, chosen.as_ref(), dirs.ok().as_ref(), &problems))?;
     }
     Ok(if chosen.is_some() { Exit::Ok } else { Exit::NoAdapter })
 }
@@ -108,7 +110,7 @@ fn unwritable(dirs: &Dirs) -> Vec<Problem> {
     problems
 }
 
-fn report(adapters: &[AdapterReport], chosen: Option<&str>, dirs: Option<&Dirs>, problems: &[Problem]) -> String {
+fn report(adapters: &[AdapterReport], chosen: Option<&GpuCaps>, dirs: Option<&Dirs>, problems: &[Problem]) -> String {
     let mut rows = vec![["adapter", "kind", "backend", "driver"].map(String::from).to_vec()];
     for adapter in adapters {
         rows.push(vec![
@@ -119,8 +121,9 @@ fn report(adapters: &[AdapterReport], chosen: Option<&str>, dirs: Option<&Dirs>,
         ]);
     }
     let mut text = if adapters.is_empty() { "No graphics adapter was found.\n".into() } else { out::table(&rows) };
-    if let Some(name) = chosen {
-        text.push_str(&format!("\nModels run on: {name}\n"));
+    if let Some(caps) = chosen {
+        let class = DeviceClass::of(caps);
+        text.push_str(&format!("\nModels run on: {}\nIts class:     {}: {}\n", caps.name, class.name, class.why(caps)));
     }
     if let Some(dirs) = dirs {
         text.push_str(&format!(

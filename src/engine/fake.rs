@@ -7,7 +7,7 @@
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
 use super::loras::LoraTable;
-use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype, LoraOptions};
+use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype, LoraOptions, TuneMode};
 use super::text_side::{TextSource, Vocabulary};
 use super::thread::Loader;
 use crate::batch::StepBatch;
@@ -59,11 +59,11 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         lora: LoraOptions::none(),
         floor: false,
         checked_shaders: false,
-        sync_steps: false,
         max_queue: fake.max_queue,
         seed: Some(0),
         check: fake.check,
         record: fake.record.clone(),
+        tune: TuneMode::Never,
         // Nothing is fetched for the simulation.
         cache_dir: std::path::PathBuf::new(),
     }

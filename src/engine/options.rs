@@ -1,5 +1,6 @@
 //! What the engine can be told at load. Every limit is said by the caller; `config.rs` has the defaults.
 
+pub use crate::executor::wgpu_executor::TuneMode;
 use crate::executor::wgpu_executor::{CANARY_BYTES, KvFormat, LoraLimits};
 use crate::memory::KvTokenBytes;
 use crate::telemetry::{QueuePolicy, VictimPolicy};
@@ -169,8 +170,6 @@ pub struct EngineOptions {
     pub floor: bool,
     /// Keep bounds, loop and division checks in every shader.
     pub checked_shaders: bool,
-    /// Encode a step only when it is launched, not while the one before it runs.
-    pub sync_steps: bool,
     /// Requests that may wait; more are refused at submit.
     pub max_queue: u32,
     /// Seeds the requests that bring no seed; `None` draws them.
@@ -178,7 +177,9 @@ pub struct EngineOptions {
     pub check: CheckLevel,
     /// Where the run is recorded, for `kvasir replay`; a second load begins the file anew.
     pub record: Option<PathBuf>,
-    /// Receives the default model when it is fetched.
+    /// Whether kernels are measured at load.
+    pub tune: TuneMode,
+    /// Receives the default model when it is fetched, and what was measured.
     pub cache_dir: PathBuf,
 }
 

@@ -3,39 +3,49 @@
 //! Guarantees: layers go to host memory only when that was asked for or nothing else helps, with a warning; the plan that
 //! is returned is the one that was built.
 
-use super::loader::{LoadFailure, OnProgress, Progress, open_gpu};
+use super::loader::{LoadFailure, OnProgress, Progress, gpu_request};
 use super::memory_plan::{self, EnginePlan, Machine};
 use super::options::EngineOptions;
-use crate::executor::wgpu_executor::{self, ExecutorConfig, WgpuExecutor};
+use crate::executor::wgpu_executor::{self, ExecutorConfig, TuneMode, Tuning, WgpuExecutor};
 use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuError};
 use crate::model::Model;
 
 /// What an executor is built with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
     pub config: ExecutorConfig,
     pub num_host_blocks: u32,
     pub num_streamed: u32,
-    sync_steps: bool,
+    pub tuning: Tuning,
 }
 
 impl Recipe {
     fn of(options: &EngineOptions, plan: &EnginePlan) -> Recipe {
+        // Without a folder to keep it in, it would be measured at each start.
+        let has_dir = !options.cache_dir.as_os_str().is_empty();
+        let mode = if has_dir { options.tune } else { TuneMode::Never };
         Recipe {
             config: memory_plan::executor_config(options, plan.memory.num_blocks, plan.max_model_len),
             num_host_blocks: plan.num_host_blocks,
             num_streamed: plan.num_streamed,
-            sync_steps: options.sync_steps,
+            tuning: Tuning { mode, dir: options.cache_dir.join("tuning") },
         }
+    }
+
+    /// For a device that was lost: what was measured holds.
+    pub fn again(mut self) -> Recipe {
+        if self.tuning.mode == TuneMode::Again {
+            self.tuning.mode = TuneMode::Auto;
+        }
+        self
     }
 
     pub fn build(&self, gpu: Gpu, model: &Model, on_progress: OnProgress<'_>) -> Result<Box<dyn Executor>, LoadError> {
         let progress = &mut |progress: crate::executor::LoadProgress| {
             on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
         };
-        let mut executor = WgpuExecutor::with_streamed(gpu, model, self.config, self.num_streamed, progress)?;
-        executor.set_preparing(!self.sync_steps);
+        let executor = WgpuExecutor::tuned(gpu, model, self.config, self.num_streamed, &self.tuning, progress)?;
         Ok(Box::new(executor.with_host_blocks(self.num_host_blocks)))
     }
 }
@@ -63,7 +73,7 @@ pub(super) fn place(
         let Some(more) = more else { return Err(error.into()) };
         tracing::warn!("the adapter's memory is full: {error}");
         options.cpu_offload_bytes = Some(wgpu_executor::weight_sizes(model)?.on_host(more));
-        gpu = open_gpu(&options)?;
+        gpu = Gpu::open(&gpu_request(&options))?;
     }
 }
 

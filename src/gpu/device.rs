@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::compiler::{CacheFile, Compiler, Maker};
 use super::error::GpuError;
 use super::pipeline::Kernel;
 use super::probe;
@@ -66,10 +65,15 @@ pub struct GpuCaps {
     pub name: String,
     pub backend: String,
     pub driver: String,
+    /// PCI ids, or what the backend has in their place.
+    pub vendor: u32,
+    pub device: u32,
     /// The adapter is software on the CPU.
     pub is_cpu: bool,
     /// Lanes of a subgroup, when subgroups can be used, have one size only, and were found to be as reported.
     pub subgroup_size: Option<u32>,
+    /// The adapter reports 16 x 16 x 16 cooperative matrices of f16 with sums in f32. No kernel asks for them yet.
+    pub has_coop16: bool,
     pub has_timestamps: bool,
     pub max_binding_bytes: u64,
     pub max_buffer_bytes: u64,
@@ -108,10 +112,6 @@ impl Faults {
         // Only the first fault tells the cause; what follows is its echo.
         let _ = self.first.set(error);
     }
-
-    fn check(&self) -> Result<(), GpuError> {
-        self.first.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
 }
 
 /// An open device.
@@ -125,9 +125,6 @@ pub struct Gpu {
     /// Held while submitting and while waiting: wgpu 30 asserts that no submit happens during a wait.
     pub(super) turn: Mutex<()>,
     pub(super) kernels: Mutex<HashMap<(String, Defines), Arc<Kernel>>>,
-    pub(super) compiler: Compiler,
-    /// Where the driver's pipelines are kept between runs, if they are.
-    kept: Mutex<Option<(CacheFile, wgpu::PipelineCache)>>,
     dump_dir: Option<std::path::PathBuf>,
 }
 
@@ -175,32 +172,6 @@ impl Gpu {
         adapters.iter().map(report).collect()
     }
 
-    /// Keeps what the driver compiles in a file in `dir`, where it can tell what it compiled, and uses what an earlier run
-    /// left there. Call it before the first kernel is asked for, and [`Gpu::save_pipelines`] after the last.
-    pub fn keep_pipelines(&self, dir: &std::path::Path) {
-        if self.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
-            let device = format!("{} {} {}", self.caps.backend, self.caps.name, self.caps.driver);
-            let name = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(device.as_bytes()));
-            *self.kept() = Some(CacheFile::open(&self.device, dir, &name));
-        }
-    }
-
-    /// Writes what the driver compiled since [`Gpu::keep_pipelines`]. A failure is logged: it costs time only.
-    pub fn save_pipelines(&self) {
-        if let Some((file, cache)) = &mut *self.kept() {
-            file.save(cache);
-        }
-    }
-
-    fn kept(&self) -> std::sync::MutexGuard<'_, Option<(CacheFile, wgpu::PipelineCache)>> {
-        self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub(super) fn maker(&self) -> Maker {
-        let cache = self.kept().as_ref().map(|(_, cache)| cache.clone());
-        Maker { device: self.device.clone(), faults: self.faults.clone(), checked_shaders: self.checked_shaders, cache }
-    }
-
     /// Also writes each kernel's stitched WGSL to this folder when it is compiled.
     pub fn dump_shaders(&mut self, dir: std::path::PathBuf) {
         self.dump_dir = Some(dir);
@@ -221,7 +192,10 @@ impl Gpu {
 
     /// The first fault that was reported outside a call: a lost device, or an error that no scope caught.
     pub fn check(&self) -> Result<(), GpuError> {
-        self.faults.check()
+        match self.faults.first.get() {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
     }
 
     /// Waits for the thread that submits or waits at the moment; see [`Gpu::turn`].
@@ -232,31 +206,24 @@ impl Gpu {
 
     /// Runs `work` and gives back what wgpu reported of it.
     pub(super) fn scoped<T>(&self, what: &str, bytes: u64, work: impl FnOnce() -> T) -> Result<T, GpuError> {
-        scoped((&self.device, &self.faults), what, bytes, work)
-    }
-}
-
-/// As [`Gpu::scoped`], from any thread.
-pub(super) fn scoped<T>(
-    (device, faults): (&wgpu::Device, &Faults),
-    what: &str,
-    bytes: u64,
-    work: impl FnOnce() -> T,
-) -> Result<T, GpuError> {
-    faults.check()?;
-    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
-    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let value = work();
-    // On native the futures are ready at once.
-    let errors =
-        [pollster::block_on(validation.pop()), pollster::block_on(memory.pop()), pollster::block_on(internal.pop())];
-    match errors.into_iter().flatten().next() {
-        None => faults.check().map(|()| value),
-        Some(wgpu::Error::OutOfMemory { source }) => {
-            Err(GpuError::OutOfMemory { what: what.into(), bytes, reason: source.to_string() })
+        self.check()?;
+        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let value = work();
+        // On native the futures are ready at once.
+        let errors = [
+            pollster::block_on(validation.pop()),
+            pollster::block_on(memory.pop()),
+            pollster::block_on(internal.pop()),
+        ];
+        match errors.into_iter().flatten().next() {
+            None => self.check().map(|()| value),
+            Some(wgpu::Error::OutOfMemory { source }) => {
+                Err(GpuError::OutOfMemory { what: what.into(), bytes, reason: source.to_string() })
+            }
+            Some(other) => Err(GpuError::validation(what, other.to_string())),
         }
-        Some(other) => Err(GpuError::validation(what, other.to_string())),
     }
 }
 
@@ -310,6 +277,15 @@ fn fixed_subgroup_size(adapter: &wgpu::Adapter) -> Option<u32> {
     (one_size && adapter.features().contains(wgpu::Features::SUBGROUP)).then_some(info.subgroup_min_size)
 }
 
+fn has_coop16(adapter: &wgpu::Adapter) -> bool {
+    use wgpu::CooperativeScalarType::{F16, F32};
+    let is_wanted = |p: &wgpu::CooperativeMatrixProperties| {
+        [p.m_size, p.n_size, p.k_size] == [16; 3] && p.ab_type == F16 && p.cr_type == F32
+    };
+    adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+        && adapter.cooperative_matrix_properties().iter().any(is_wanted)
+}
+
 /// WebGPU's defaults, lowered where an adapter has less of something that no kernel needs (textures, say).
 fn floor_limits(adapter: &wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits::defaults().or_worse_values_from(adapter)
@@ -332,10 +308,6 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
     let mut features = wgpu::Features::empty();
     features.set(wgpu::Features::SUBGROUP, subgroup_size.is_some());
     features.set(wgpu::Features::TIMESTAMP_QUERY, has_timestamps);
-    features.set(
-        wgpu::Features::PIPELINE_CACHE,
-        !request.floor && adapter.features().contains(wgpu::Features::PIPELINE_CACHE),
-    );
     let mut limits = if request.floor { floor_limits(&adapter.limits()) } else { wanted_limits(&adapter.limits()) };
     limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.min(max_binding_bytes);
     let info = adapter.get_info();
@@ -343,8 +315,11 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         name: info.name.clone(),
         backend: info.backend.to_string(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        vendor: info.vendor,
+        device: info.device,
         is_cpu: info.device_type == wgpu::DeviceType::Cpu,
         subgroup_size,
+        has_coop16: !request.floor && has_coop16(adapter),
         has_timestamps,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_buffer_bytes: limits.max_buffer_size,
@@ -381,8 +356,6 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         allocated_bytes: Arc::default(),
         turn: Mutex::default(),
         kernels: Mutex::default(),
-        compiler: Compiler::default(),
-        kept: Mutex::default(),
         dump_dir: None,
     })
 }

@@ -1,6 +1,6 @@
 //! What every kernel needs to be built.
 
-use super::{Class, ParamArena};
+use super::{Choices, Class, DeviceClass, ParamArena};
 use crate::gpu::{BufferSlice, Gpu};
 
 /// Borrowed by constructors of kernels while a model is loaded.
@@ -8,6 +8,8 @@ pub struct KernelContext<'a> {
     pub gpu: &'a Gpu,
     pub class: Class,
     pub params: &'a mut ParamArena,
+    /// Which way each product takes.
+    pub choices: &'a mut Choices,
     /// The buffer that [`super::step_meta::encode`]'s words are written to.
     pub step_meta: &'a BufferSlice,
     /// Multiply 4-bit weights in pairs: for adapters whose packed dot product is many instructions. The results are the
@@ -16,9 +18,9 @@ pub struct KernelContext<'a> {
 }
 
 impl KernelContext<'_> {
-    /// Software adapters have no packed dot product.
+    /// What the adapter's class begins with.
     pub fn prefers_pairs(gpu: &Gpu) -> bool {
-        gpu.caps().is_cpu
+        DeviceClass::of(gpu.caps()).multiplies_pairs
     }
 }
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use super::context::{Activations, KernelContext};
 use super::expert_pairs::Layout;
-use super::matmul::{COLUMNS, Ends, Fusion, Params, Precision, rows_per_lane, variant};
+use super::matmul::{COLUMNS, Ends, Fusion, Params, Precision, prior, variant};
 use super::pack::Format;
+use super::tile::Tile;
 use super::weights::ExpertMatrix;
 use super::{Class, stride};
 use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
@@ -35,19 +36,25 @@ pub struct Rows<'a> {
 pub struct ExpertMatmul {
     label: String,
     layout: Layout,
-    tiles: Vec<Tile>,
+    tiles: Vec<Part>,
 }
 
 #[derive(Debug)]
-struct Tile {
+struct Part {
     columns: u32,
     /// One for each slice of the weights.
     parts: Vec<Arc<Bound>>,
     workgroups: u32,
 }
 
+/// What the class begins with: other ways are not tried.
+fn tile(format: Format, precision: Precision, class: Class, pairs: bool, columns: u32) -> Tile {
+    prior((format, 1), precision, class, pairs, (columns, Ends::Sums))
+}
+
 fn grouped(format: Format, precision: Precision, class: Class, pairs: bool, columns: u32) -> (&'static str, Defines) {
-    let (name, defines) = variant((format, 1), precision, class, pairs, columns, Fusion::default());
+    let (name, defines) =
+        variant(format, precision, class, tile(format, precision, class, pairs, columns), Fusion::default());
     (name, defines.flag("GROUPED"))
 }
 
@@ -109,9 +116,9 @@ impl ExpertMatmul {
                 bindings.extend(slice.s.iter().map(|s| ("ws", s)));
                 parts.push(ctx.gpu.bind(&kernel, &bindings)?);
             }
-            let rows_per_workgroup =
-                rows_per_lane(weights.format, ctx.class, precision, columns, Ends::Sums) * ctx.class.lanes();
-            tiles.push(Tile { columns, parts, workgroups: weights.n.div_ceil(rows_per_workgroup) });
+            let tile = tile(weights.format, precision, ctx.class, ctx.multiply_pairs, columns);
+            let rows_per_workgroup = tile.rows * ctx.class.lanes();
+            tiles.push(Part { columns, parts, workgroups: weights.n.div_ceil(rows_per_workgroup) });
         }
         Ok(ExpertMatmul { label: weights.label.clone(), layout: rows.layout, tiles })
     }

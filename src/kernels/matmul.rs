@@ -13,6 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use super::context::{Activations, KernelContext, QuantisedRows, RowCount, RowOutput};
 use super::mlp::activation_flag;
 use super::pack::{BLOCK_ROWS, Format};
+use super::tile::{ProductKey, Tile};
 use super::weights::{PackedMatrix, PackedSlice};
 use super::{Class, GROUP, stride};
 use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
@@ -153,18 +154,21 @@ pub const COLUMNS: [u32; 4] = [1, 2, 4, 8];
 #[derive(Debug)]
 pub struct Matmul {
     label: String,
-    tiles: Vec<Tile>,
+    ways: Vec<Way>,
 }
 
+/// How it is computed for some numbers of tokens.
 #[derive(Debug)]
-struct Tile {
-    columns: u32,
+struct Way {
+    /// Most tokens; the last takes any number.
+    tokens: u32,
+    tile: Tile,
     /// A dispatch for each slice of the weights, with its workgroups per tile of tokens.
     parts: Vec<(Arc<Bound>, u32)>,
 }
 
 /// Rows of a lane. More rows share the activations' loads, fewer keep accumulators in registers.
-pub(super) fn rows_per_lane(format: Format, class: Class, precision: Precision, columns: u32, ends: Ends) -> u32 {
+fn rows_per_lane(format: Format, class: Class, precision: Precision, columns: u32, ends: Ends) -> u32 {
     let wanted = match precision {
         Precision::F32 => 4,
         // Whole bytes are unpacked into more registers than nibbles.
@@ -196,25 +200,41 @@ fn groups_per_pass(format: Format, groups: u32, columns: u32) -> u32 {
     if format.is_texels() && columns <= 2 && groups.is_multiple_of(2) { 2 } else { 1 }
 }
 
-/// File and defines of a tile, for rows of this many groups.
-pub(super) fn variant(
+/// What a class begins with, for so many tokens and rows of this many groups. `pairs` is whether 4-bit weights are
+/// multiplied in pairs.
+pub(super) fn prior(
     (format, groups): (Format, u32),
     precision: Precision,
     class: Class,
     pairs: bool,
-    columns: u32,
+    (columns, ends): (u32, Ends),
+) -> Tile {
+    let rows = rows_per_lane(format, class, precision, columns, ends);
+    match precision {
+        Precision::F32 => Tile { columns, rows, groups: 1, pairs: false },
+        Precision::I8 => {
+            let groups = groups_per_pass(format, groups, columns);
+            Tile { columns, rows, groups, pairs: pairs && format.is_four_bit() }
+        }
+    }
+}
+
+/// File and defines of a tile.
+pub(super) fn variant(
+    format: Format,
+    precision: Precision,
+    class: Class,
+    tile: Tile,
     fusion: Fusion,
 ) -> (&'static str, Defines) {
-    let rows = rows_per_lane(format, class, precision, columns, fusion.ends);
+    let Tile { columns, rows, groups, pairs } = tile;
     let defines = format.defines().and(&class.defines()).set("R", i64::from(rows)).set("C", i64::from(columns));
-    let defines = match precision {
-        Precision::F32 => defines,
-        Precision::I8 => fusion.defines(defines.set("U", i64::from(groups_per_pass(format, groups, columns))), class),
-    };
     match precision {
         Precision::F32 => ("matmul_f32", defines),
-        Precision::I8 if pairs && format.is_four_bit() => ("matmul_i8", defines.flag("PAIRS")),
-        Precision::I8 => ("matmul_i8", defines),
+        Precision::I8 => {
+            let defines = fusion.defines(defines.set("U", i64::from(groups)), class);
+            ("matmul_i8", if pairs { defines.flag("PAIRS") } else { defines })
+        }
     }
 }
 
@@ -227,8 +247,10 @@ impl Matmul {
         pairs: bool,
         fusion: Fusion,
     ) -> Vec<(String, Defines)> {
-        let of =
-            |&columns: &u32| [1, 2].map(|groups| variant((format, groups), precision, class, pairs, columns, fusion));
+        let of = |&columns: &u32| {
+            [1, 2].map(|groups| prior((format, groups), precision, class, pairs, (columns, fusion.ends)))
+        };
+        let of = |columns| of(columns).map(|tile| variant(format, precision, class, tile, fusion));
         COLUMNS.iter().flat_map(of).map(|(name, defines)| (name.to_string(), defines)).collect()
     }
 
@@ -256,7 +278,16 @@ impl Matmul {
         bias: Option<&BufferSlice>,
         rows: RowCount,
     ) -> Result<Matmul, GpuError> {
-        let mut tiles: Vec<Tile> = COLUMNS.iter().map(|&columns| Tile { columns, parts: Vec::new() }).collect();
+        let precision = match x {
+            Activations::F32(_) => Precision::F32,
+            Activations::I8(_) | Activations::Folded(..) => Precision::I8,
+        };
+        let fusion = Fusion { is_normed: matches!(x, Activations::Folded(..)), ends: target.ends() };
+        let mut way = |&tokens: &u32| {
+            let key = ProductKey { format: weights.format, precision, n: weights.n, k: weights.k, fusion, tokens };
+            Way { tokens, tile: ctx.choices.take(&key, ctx.class, ctx.multiply_pairs), parts: Vec::new() }
+        };
+        let mut ways: Vec<Way> = COLUMNS.iter().map(&mut way).collect();
         let vector = if let Target::Hidden { gain, .. } = target { Some(gain) } else { bias };
         for slice in &weights.slices {
             let mut params = Params {
@@ -290,20 +321,20 @@ impl Matmul {
                 || ctx.step_meta.clone(),
                 |b| b.buffer.slice(b.offset + 4 * u64::from(slice.first_row), 4 * u64::from(slice.num_rows)),
             );
-            for tile in &mut tiles {
-                let format = (weights.format, stride(weights.k) / super::GROUP);
-                tile.parts.push(bind(ctx, format, slice, x, target, &vector, &params, tile.columns)?);
+            for way in &mut ways {
+                let kernel = variant(weights.format, precision, ctx.class, way.tile, fusion);
+                way.parts.push(bind(ctx, kernel, slice, x, target, &vector, &params, way.tile.rows)?);
             }
         }
-        Ok(Matmul { label: label.into(), tiles })
+        Ok(Matmul { label: label.into(), ways })
     }
 
     /// Records the product for `m` rows of x.
     pub fn record(&self, recording: &mut Recording, m: u32) {
-        let fits = self.tiles.iter().find(|t| t.columns >= m);
-        let tile = fits.or(self.tiles.last()).expect("there are always tiles");
-        for (bound, workgroups) in &tile.parts {
-            recording.dispatch(self.label.clone(), bound, workgroups * m.div_ceil(tile.columns));
+        let fits = self.ways.iter().find(|way| way.tokens >= m);
+        let way = fits.or(self.ways.last()).expect("there are always some");
+        for (bound, workgroups) in &way.parts {
+            recording.dispatch(self.label.clone(), bound, workgroups * m.div_ceil(way.tile.columns));
         }
     }
 }
@@ -311,23 +342,17 @@ impl Matmul {
 #[allow(clippy::too_many_arguments, reason = "one call site, which has each of them at hand")]
 fn bind(
     ctx: &KernelContext<'_>,
-    format: (Format, u32),
+    (name, defines): (&str, Defines),
     slice: &PackedSlice,
     x: Activations<'_>,
     target: Target<'_>,
     vector: &BufferSlice,
     params: &BufferSlice,
-    columns: u32,
+    rows_per_lane: u32,
 ) -> Result<(Arc<Bound>, u32), GpuError> {
-    let precision = match x {
-        Activations::F32(_) => Precision::F32,
-        Activations::I8(_) | Activations::Folded(..) => Precision::I8,
-    };
-    let fusion = Fusion { is_normed: matches!(x, Activations::Folded(..)), ends: target.ends() };
-    let (name, defines) = variant(format, precision, ctx.class, ctx.multiply_pairs, columns, fusion);
     let kernel = ctx.gpu.kernel(name, &defines)?;
     let mut bindings = vec![("step_meta", ctx.step_meta), ("wq", &slice.q), ("params", params)];
-    bindings.push((if fusion.ends == Ends::Hidden { "gain" } else { "biases" }, vector));
+    bindings.push((if target.ends() == Ends::Hidden { "gain" } else { "biases" }, vector));
     bindings.extend(target.bindings());
     match x {
         Activations::F32(x) => bindings.push(("x", x)),
@@ -335,7 +360,7 @@ fn bind(
     }
     bindings.extend(slice.h.iter().map(|h| ("wh", h)));
     bindings.extend(slice.s.iter().map(|s| ("ws", s)));
-    let rows_per_workgroup = rows_per_lane(format.0, ctx.class, precision, columns, fusion.ends) * ctx.class.lanes();
+    let rows_per_workgroup = rows_per_lane * ctx.class.lanes();
     Ok((ctx.gpu.bind(&kernel, &bindings)?, slice.num_rows.div_ceil(rows_per_workgroup)))
 }
 

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::context::{Activations, KernelContext, QuantisedRows, RowCount};
 use super::matmul::{Matmul, Output, Precision};
+use super::tune::decide::difference;
 use super::weights::{PackedMatrix, WeightError};
-use super::{Class, ParamArena, step_meta, stride};
+use super::{Choices, Class, ParamArena, step_meta, stride};
 use crate::gpu::{Buffer, BufferUse, Gpu, GpuError, Recording, Replayer, Uploader};
 use crate::model::dtype::DType;
 
@@ -84,9 +85,7 @@ fn seconds_of(gpu: &Gpu, record: &mut dyn FnMut(&mut Recording), budget: Duratio
         short = short.min(run(count)?);
         long = long.min(run(2 * count)?);
     }
-    // On a busy machine the difference may drown; the long time alone is then the honest, slower figure.
-    let difference = if long > 1.2 * short { long - short } else { long / 2.0 };
-    Ok(difference / f64::from(count))
+    Ok(difference(short, long) / f64::from(count))
 }
 
 /// Weights whose every field is a harmless number in every format.
@@ -115,6 +114,7 @@ fn bind(gpu: &Gpu, shape: Shape, weights: &PackedMatrix) -> Result<Matmul, GpuEr
         gpu,
         class: Class::of(gpu.caps()),
         params: &mut ParamArena::new(),
+        choices: &mut Choices::default(),
         step_meta: &step,
         multiply_pairs: KernelContext::prefers_pairs(gpu),
     };

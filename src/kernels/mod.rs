@@ -13,6 +13,8 @@
 //! | [`gather`] | f32 rows in another order, f32 or quantised |
 //! | [`pack`], [`weights`] | checkpoint tensors as planes on the GPU |
 //! | [`measure`] | how fast products are on this adapter |
+//! | [`device_class`] | families of adapters, and what each begins with |
+//! | [`tile`], [`tune`] | ways to compute a product that give the same bits, and which is fastest here |
 //! | [`context`] | what every kernel is built from |
 //! | [`params`] | uniform parameters of every (kernel, layer) in one arena |
 //! | [`step_meta`] | the step's flat arrays as one buffer of words |
@@ -50,7 +52,7 @@
 //! - **Grids** are counted in one line (`shared/grid.wgsl`) and cut to rows by [`crate::gpu::recording::grid`].
 //! - wgpu tracks hazards by whole buffers: inputs and outputs of a kernel are different buffers.
 
-use crate::gpu::{Defines, GpuCaps};
+use crate::gpu::Defines;
 
 pub mod attention;
 pub mod attention_work;
@@ -58,6 +60,7 @@ pub mod canary;
 pub mod combine;
 pub mod context;
 pub mod copy_blocks;
+pub mod device_class;
 pub mod embed;
 pub mod expert_matmul;
 pub mod expert_pairs;
@@ -83,11 +86,15 @@ pub mod rope_kv_write;
 pub mod route;
 pub mod sample;
 pub mod step_meta;
+pub mod tile;
+pub mod tune;
 pub mod variants;
 pub mod weights;
 
 pub use context::{Activations, KernelContext, QuantisedRows, RowCount, RowOutput};
+pub use device_class::DeviceClass;
 pub use params::ParamArena;
+pub use tile::Choices;
 pub use weights::{PackedMatrix, PackedSlice, WeightError, upload_vector};
 
 /// Activation rows are padded to this many elements; also the size of a quantisation group.
@@ -108,13 +115,6 @@ pub enum Class {
 }
 
 impl Class {
-    pub fn of(caps: &GpuCaps) -> Class {
-        match caps.subgroup_size {
-            Some(size) if size.is_power_of_two() => Class::Subgroup(size),
-            _ => Class::Floor,
-        }
-    }
-
     /// Lanes of a workgroup.
     pub fn lanes(self) -> u32 {
         match self {

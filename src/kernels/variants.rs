@@ -3,9 +3,10 @@
 
 use super::expert_matmul::ExpertMatmul;
 use super::kv_layout::KvFormat;
-use super::matmul::{Ends, Fusion, Matmul, Precision};
+use super::matmul::{self, Ends, Fusion, Matmul, Precision};
 use super::norm::{Form, Writes};
 use super::pack::Format;
+use super::tile::ProductKey;
 use super::{
     Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
     logit_cap, logprobs, lora_expand, lora_shrink, mask, mlp, norm, penalties, rope_kv_write, route, sample,
@@ -208,12 +209,38 @@ fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) 
         found.extend(Matmul::kernels(format, Precision::I8, class, true, Fusion::default()));
     }
     of_fused(class, format, found);
+    // Tiles change nothing of how weights are read: some types and classes stand for all.
+    let some = [DType::F16, DType::Q8_0, DType::Q4_1, DType::Q4_K].contains(&format.dtype);
+    if some && matches!(class, Class::Subgroup(8 | 32)) {
+        of_candidates(class, format, found);
+    }
     // GROUPED changes nothing of how weights are read: some types stand for all.
     if [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_K, DType::MXFP4].contains(&format.dtype) {
         found.extend(ExpertMatmul::kernels(format, Precision::F32, class, false));
         if format.takes_i8() {
             let kernels = |&pairs: &bool| ExpertMatmul::kernels(format, Precision::I8, class, pairs);
             found.extend([false, true].iter().flat_map(kernels));
+        }
+    }
+}
+
+/// Every way that the tuner may choose.
+fn of_candidates(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
+    let mut fusions = vec![Fusion::default()];
+    if format.dtype == DType::Q4_1 {
+        fusions.push(Fusion { is_normed: false, ends: Ends::Hidden });
+        fusions.push(Fusion { is_normed: true, ends: Ends::Sums });
+        if Fusion::can_gate(format, class) {
+            fusions.push(Fusion { is_normed: true, ends: Ends::Gated(Activation::Silu) });
+        }
+    }
+    let precision = if format.takes_i8() { Precision::I8 } else { Precision::F32 };
+    for fusion in fusions {
+        for tokens in matmul::COLUMNS {
+            let key = ProductKey { format, precision, n: 64, k: 64, fusion, tokens };
+            let tiles = key.candidates(class, true).into_iter();
+            let kernels = tiles.map(|tile| matmul::variant(format, precision, class, tile, fusion));
+            found.extend(kernels.map(|(name, defines)| (name.to_string(), defines)));
         }
     }
 }

@@ -8,6 +8,7 @@ mod odd;
 mod offload;
 mod sizes;
 mod table;
+mod tuned;
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,6 @@
 //! `kvasir bench kernels`: how fast single kernels are on this adapter, with made-up data: no model is needed.
 
+use super::tune_report;
 use crate::cli::error::{CliError, CliResult, Exit};
 use crate::cli::{out, session};
 use crate::config::EngineArgs;
@@ -20,6 +21,10 @@ pub struct KernelsArgs {
     /// Time for each figure in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..))]
     pub budget: u64,
+    /// Try each way to compute SmolLM2's products that gives the same bits, and tell times, choice and bans; `--only`
+    /// names products
+    #[arg(long)]
+    pub tune_report: bool,
     /// Print one JSON list
     #[arg(long)]
     pub json: bool,
@@ -58,6 +63,9 @@ impl Figure {
 pub fn run(args: &KernelsArgs) -> CliResult {
     let options = args.engine.resolve(&session::config()?.engine, std::path::Path::new(""), None)?;
     let gpu = Gpu::open(&loader::gpu_request(&options)).map_err(loader::LoadFailure::from).map_err(CliError::from)?;
+    if args.tune_report {
+        return tune_report::run(&gpu, &args.only, args.json);
+    }
     let budget = Duration::from_millis(args.budget);
     let peaks = measure::peaks::peaks(&gpu, budget).map_err(loader::LoadFailure::from).map_err(CliError::from)?;
     let mut figures = Vec::new();

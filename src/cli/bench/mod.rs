@@ -9,6 +9,7 @@ mod serve;
 mod sim;
 mod soak;
 mod throughput;
+mod tune_report;
 
 use super::error::CliResult;
 use crate::engine::EngineHandle;

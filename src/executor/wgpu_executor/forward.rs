@@ -34,7 +34,7 @@ use crate::kernels::quantise::Quantise;
 use crate::kernels::rope_kv_write::{self, RopeKvWrite};
 use crate::kernels::sample::{self, Sample};
 use crate::kernels::weights::PackedMatrix;
-use crate::kernels::{Class, ParamArena, stride};
+use crate::kernels::{Choices, Class, ParamArena, stride};
 use crate::model::groups::LayerGroups;
 use crate::model::spec::{MlpKind, ModelSpec, NormPlacement, QkNorm, Residual, RopePairing};
 
@@ -89,6 +89,8 @@ pub struct Forward {
     pub logits_stride: u32,
     pub max_logits: u32,
     pub kv: KvBuffers,
+    /// With the products that asked.
+    pub choices: Choices,
 }
 
 /// Activations that all layers share.
@@ -114,17 +116,20 @@ pub(super) struct Builder<'a> {
     pub(super) cfg: &'a ExecutorConfig,
     meta: BufferSlice,
     arena: ParamArena,
+    choices: Choices,
     reordered: Reordered,
     pub(super) loras: &'a LoraSlots,
 }
 
 impl Forward {
+    /// Products take the ways that `choices` says; `kv` is a pool that is there already.
     pub fn new(
         gpu: &Gpu,
         (spec, groups): (&ModelSpec, &LayerGroups),
         cfg: &ExecutorConfig,
         (weights, loras): (&ModelWeights, &LoraSlots),
         meta: &Buffer,
+        (choices, kv): (Choices, Option<KvBuffers>),
     ) -> Result<Forward, LoadError> {
         let class = Class::of(gpu.caps());
         let mut b = Builder {
@@ -135,12 +140,16 @@ impl Forward {
             cfg,
             meta: meta.whole(),
             arena: ParamArena::new(),
+            choices,
             reordered: Reordered::default(),
             loras,
         };
         let scratch = b.scratch(weights)?;
         let tables = b.rope_tables()?;
-        let kv = KvBuffers::alloc(gpu, kv_layout(spec, cfg), (spec, groups.size), cfg.canary)?;
+        let kv = match kv {
+            Some(kv) => kv,
+            None => KvBuffers::alloc(gpu, kv_layout(spec, cfg), (spec, groups.size), cfg.canary)?,
+        };
         let layers = (0..spec.num_layers as usize)
             .map(|l| b.layer(l, weights, &scratch, tables.of(spec, l as u32), &kv))
             .collect::<Result<_, _>>()?;
@@ -401,6 +410,7 @@ impl Builder<'_> {
             gpu: self.gpu,
             class: self.class,
             params: &mut self.arena,
+            choices: &mut self.choices,
             step_meta: &self.meta,
             multiply_pairs: KernelContext::prefers_pairs(self.gpu),
         }
@@ -583,6 +593,7 @@ impl Builder<'_> {
             logits_stride,
             max_logits,
             kv,
+            choices: self.choices,
         })
     }
 }

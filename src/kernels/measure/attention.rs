@@ -9,7 +9,7 @@ use crate::kernels::attention::{Attention, Buffers, Shape};
 use crate::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use crate::kernels::context::{KernelContext, RowOutput};
 use crate::kernels::kv_layout::KvLayout;
-use crate::kernels::{Class, ParamArena, step_meta};
+use crate::kernels::{Choices, Class, ParamArena, step_meta};
 
 /// Rows that each decode one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,6 +144,7 @@ fn ready(gpu: &Gpu, case: &Case, flags: &[&str], most_layers: u64) -> Result<Rea
         gpu,
         class,
         params: &mut ParamArena::new(),
+        choices: &mut Choices::default(),
         step_meta: &meta,
         multiply_pairs: KernelContext::prefers_pairs(gpu),
     };

@@ -7,7 +7,7 @@ use kvasir::gpu::Uploader;
 use kvasir::gpu::{Buffer, BufferSlice, BufferUse, Defines, Gpu, GpuError, GpuRequest, Kernel, Recording, Replayer};
 use kvasir::kernels::attention_work::AttentionWork;
 use kvasir::kernels::kv_layout::KvLayout;
-use kvasir::kernels::{Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, step_meta};
+use kvasir::kernels::{Choices, Class, KernelContext, PackedMatrix, ParamArena, QuantisedRows, step_meta};
 use kvasir::model::dtype::DType;
 
 use crate::support::require_gpu;
@@ -107,11 +107,12 @@ impl Rig {
         build: impl FnOnce(&mut KernelContext<'_>) -> Result<T, GpuError>,
     ) -> T {
         let step_meta = step_meta.whole();
-        let mut params = ParamArena::new();
+        let (mut params, mut choices) = (ParamArena::new(), Choices::default());
         let mut ctx = KernelContext {
             gpu: &self.gpu,
             class: self.class,
             params: &mut params,
+            choices: &mut choices,
             step_meta: &step_meta,
             multiply_pairs,
         };

@@ -15,3 +15,4 @@ mod matmul;
 mod rope_kv_write;
 mod rows;
 mod sample;
+mod tune;
