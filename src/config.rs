@@ -364,6 +364,9 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
+    /// Encode a step only when it is launched, not while the one before it runs
+    #[arg(long)]
+    pub sync_steps: bool,
     /// Do not measure kernels on this adapter, and use none of what was measured: each begins as its device class has it
     #[arg(long, conflicts_with = "retune")]
     pub no_tune: bool,
@@ -379,6 +382,14 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    fn tune_mode(&self) -> TuneMode {
+        match (self.no_tune, self.retune) {
+            (true, _) => TuneMode::Never,
+            (false, true) => TuneMode::Again,
+            (false, false) => TuneMode::Auto,
+        }
+    }
+
     /// The options of a run. `seed` seeds requests that bring none.
     pub fn resolve(
         &self,
@@ -468,15 +479,12 @@ impl EngineArgs {
             lora: self.lora.resolve()?,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
+            sync_steps: self.sync_steps,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
             record: self.record.clone(),
             check: if self.check_invariants { CheckLevel::EveryStep } else { CheckLevel::WhenIdle },
-            tune: match (self.no_tune, self.retune) {
-                (true, _) => TuneMode::Never,
-                (false, true) => TuneMode::Again,
-                (false, false) => TuneMode::Auto,
-            },
+            tune: self.tune_mode(),
             cache_dir: cache_dir.to_path_buf(),
         })
     }

@@ -297,6 +297,9 @@ impl eframe::App for KvasirApp {
     fn logic(&mut self, ctx: &Context, frame: &mut eframe::Frame) {
         let last = Duration::from_secs_f32(frame.info().cpu_usage.unwrap_or(0.0).clamp(0.0, 10.0));
         self.pacer.frame_drawn(interval(self.is_slow(), last).max(MIN_INTERVAL));
+        // Steps share the card with the window: they come in small pieces while it is seen.
+        let is_visible = ctx.input(|i| i.viewport().visible()).unwrap_or(true);
+        self.core.engine().telemetry().set_window_visible(is_visible);
         self.advance(ctx);
     }
 

@@ -275,8 +275,10 @@ impl EngineCore {
     }
 
     fn plan_inputs(&self) -> PlanInputs {
-        let all = self.scheduler.config().max_tokens_per_step;
-        let max_tokens = self.shrunk_budget.map_or(all, |shrunk| shrunk.min(all));
+        let config = self.scheduler.config();
+        let all = config.max_tokens_per_step;
+        let may_take = self.executor.as_ref().map_or(all, |executor| executor.most_tokens().max(config.max_num_seqs));
+        let max_tokens = self.shrunk_budget.map_or(all, |shrunk| shrunk.min(all)).min(may_take);
         let num_decode = self.scheduler.num_decoding() as u32;
         let max_prefill_tokens =
             if self.options.adaptive_budget { self.budget.prefill_tokens(num_decode, max_tokens) } else { max_tokens };
@@ -295,6 +297,7 @@ impl EngineCore {
         };
         let telemetry = &self.shared.telemetry;
         executor.set_profiling(telemetry.is_profiling());
+        executor.set_window_visible(telemetry.is_window_visible());
         let (error, was_launched) = match executor.launch(&self.batch) {
             Ok(handle) => match executor.wait(handle) {
                 Ok(output) => return self.checked(plan, output),

@@ -59,6 +59,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         lora: LoraOptions::none(),
         floor: false,
         checked_shaders: false,
+        sync_steps: false,
         max_queue: fake.max_queue,
         seed: Some(0),
         check: fake.check,

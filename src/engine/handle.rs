@@ -315,15 +315,19 @@ impl EngineHandle {
         let shared = Arc::new(Shared::new(options.max_queue));
         let (commands, queue) = sync_channel(COMMAND_QUEUE);
         let thread = thread::spawn(shared.clone(), commands.clone(), queue, loader);
-        EngineHandle {
-            inner: Arc::new(Inner {
-                shared,
-                commands,
-                thread: Mutex::new(Some(thread)),
-                options,
-                next_id: AtomicU64::new(1),
-            }),
-        }
+        EngineHandle::of(shared, commands, thread, options, 1)
+    }
+
+    /// A handle on the thread that takes `commands`, whose runs are numbered from `first_id`.
+    fn of(
+        shared: Arc<Shared>,
+        commands: SyncSender<Command>,
+        thread: JoinHandle<()>,
+        options: EngineOptions,
+        first_id: u64,
+    ) -> EngineHandle {
+        let (thread, next_id) = (Mutex::new(Some(thread)), AtomicU64::new(first_id));
+        EngineHandle { inner: Arc::new(Inner { shared, commands, thread, options, next_id }) }
     }
 
     /// Checks a request in full and queues it. A request without a seed draws one here. Choice c of the run is request

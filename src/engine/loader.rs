@@ -137,6 +137,13 @@ pub fn gpu_request(options: &EngineOptions) -> GpuRequest {
     }
 }
 
+/// Opens it, with the pipelines that an earlier run left in the cache.
+pub fn open_gpu(options: &EngineOptions) -> Result<Gpu, GpuError> {
+    let gpu = Gpu::open(&gpu_request(options))?;
+    gpu.keep_pipelines(&options.cache_dir.join("pipelines"));
+    Ok(gpu)
+}
+
 /// The model's place on this machine, downloading the default model on first use.
 pub fn locate(source: &ModelSource, cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
     match source {
@@ -179,7 +186,7 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
     let (loras, lora) = loras::open_all(&model, &request.options.lora)?;
     let options = EngineOptions { lora, ..request.options.clone() };
     go_on(on_progress, "Opening the adapter")?;
-    let gpu = Gpu::open(&gpu_request(&options))?;
+    let gpu = open_gpu(&options)?;
     let adapter = AdapterSummary {
         name: gpu.caps().name.clone(),
         driver: gpu.caps().driver.clone(),
@@ -197,7 +204,7 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
     let loaded = LoadedModel { loras, ..loaded };
     let recipe = recipe.again();
     let rebuild: Rebuild = Box::new(move |on_progress| {
-        let gpu = Gpu::open(&gpu_request(&options))?;
+        let gpu = open_gpu(&options)?;
         Ok(recipe.build(gpu, &model, on_progress)?)
     });
     if is_windowed && request.options.prefix_cache_dir.is_some() {

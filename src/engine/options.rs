@@ -170,6 +170,8 @@ pub struct EngineOptions {
     pub floor: bool,
     /// Keep bounds, loop and division checks in every shader.
     pub checked_shaders: bool,
+    /// Encode a step only when it is launched, not while the one before it runs.
+    pub sync_steps: bool,
     /// Requests that may wait; more are refused at submit.
     pub max_queue: u32,
     /// Seeds the requests that bring no seed; `None` draws them.

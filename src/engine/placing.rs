@@ -3,7 +3,7 @@
 //! Guarantees: layers go to host memory only when that was asked for or nothing else helps, with a warning; the plan that
 //! is returned is the one that was built.
 
-use super::loader::{LoadFailure, OnProgress, Progress, gpu_request};
+use super::loader::{LoadFailure, OnProgress, Progress, open_gpu};
 use super::memory_plan::{self, EnginePlan, Machine};
 use super::options::EngineOptions;
 use crate::executor::wgpu_executor::{self, ExecutorConfig, TuneMode, Tuning, WgpuExecutor};
@@ -17,6 +17,7 @@ pub(super) struct Recipe {
     pub config: ExecutorConfig,
     pub num_host_blocks: u32,
     pub num_streamed: u32,
+    sync_steps: bool,
     pub tuning: Tuning,
 }
 
@@ -29,6 +30,7 @@ impl Recipe {
             config: memory_plan::executor_config(options, plan.memory.num_blocks, plan.max_model_len),
             num_host_blocks: plan.num_host_blocks,
             num_streamed: plan.num_streamed,
+            sync_steps: options.sync_steps,
             tuning: Tuning { mode, dir: options.cache_dir.join("tuning") },
         }
     }
@@ -45,7 +47,8 @@ impl Recipe {
         let progress = &mut |progress: crate::executor::LoadProgress| {
             on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
         };
-        let executor = WgpuExecutor::tuned(gpu, model, self.config, self.num_streamed, &self.tuning, progress)?;
+        let mut executor = WgpuExecutor::tuned(gpu, model, self.config, self.num_streamed, &self.tuning, progress)?;
+        executor.set_preparing(!self.sync_steps);
         Ok(Box::new(executor.with_host_blocks(self.num_host_blocks)))
     }
 }
@@ -73,7 +76,7 @@ pub(super) fn place(
         let Some(more) = more else { return Err(error.into()) };
         tracing::warn!("the adapter's memory is full: {error}");
         options.cpu_offload_bytes = Some(wgpu_executor::weight_sizes(model)?.on_host(more));
-        gpu = Gpu::open(&gpu_request(&options))?;
+        gpu = open_gpu(&options)?;
     }
 }
 

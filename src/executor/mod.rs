@@ -136,6 +136,13 @@ pub trait Executor: Send {
     fn set_profiling(&mut self, _on: bool) -> bool {
         false
     }
+    /// Tokens that the next step may compute, so that no dispatch of it keeps the adapter from others for long. Rises as
+    /// steps are measured; no limit on a software adapter.
+    fn most_tokens(&self) -> u32 {
+        u32::MAX
+    }
+    /// Whether a window is being drawn: then the adapter is given work in smaller pieces.
+    fn set_window_visible(&mut self, _is_visible: bool) {}
     /// Makes an adapter ready: from now on rows may have it. Between steps only; an adapter that is there stays.
     fn load_adapter(&mut self, adapter: &Arc<Adapter>) -> Result<(), ExecError> {
         Err(ExecError::Rejected(format!("this executor runs no adapters ({})", adapter.path.display())))

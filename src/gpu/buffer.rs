@@ -107,6 +107,13 @@ pub struct BufferSlice {
     pub size: u64,
 }
 
+impl BufferSlice {
+    /// Whether both are the same bytes of the same buffer.
+    pub fn is_same(&self, other: &BufferSlice) -> bool {
+        Arc::ptr_eq(&self.buffer.0, &other.buffer.0) && (self.offset, self.size) == (other.offset, other.size)
+    }
+}
+
 /// Staging of one piece of an upload.
 const UPLOAD_PIECE: usize = 4 << 20;
 /// Bytes that may be staged before the GPU has taken them over.

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::compiler::{CacheFile, Compiler, Maker};
 use super::error::GpuError;
 use super::pipeline::Kernel;
 use super::probe;
@@ -112,6 +113,10 @@ impl Faults {
         // Only the first fault tells the cause; what follows is its echo.
         let _ = self.first.set(error);
     }
+
+    fn check(&self) -> Result<(), GpuError> {
+        self.first.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
 }
 
 /// An open device.
@@ -125,6 +130,9 @@ pub struct Gpu {
     /// Held while submitting and while waiting: wgpu 30 asserts that no submit happens during a wait.
     pub(super) turn: Mutex<()>,
     pub(super) kernels: Mutex<HashMap<(String, Defines), Arc<Kernel>>>,
+    pub(super) compiler: Compiler,
+    /// Where the driver's pipelines are kept between runs, if they are.
+    kept: Mutex<Option<(CacheFile, wgpu::PipelineCache)>>,
     dump_dir: Option<std::path::PathBuf>,
 }
 
@@ -172,6 +180,32 @@ impl Gpu {
         adapters.iter().map(report).collect()
     }
 
+    /// Keeps what the driver compiles in a file in `dir`, where it can tell what it compiled, and uses what an earlier run
+    /// left there. Call it before the first kernel is asked for, and [`Gpu::save_pipelines`] after the last.
+    pub fn keep_pipelines(&self, dir: &std::path::Path) {
+        if self.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
+            let device = format!("{} {} {}", self.caps.backend, self.caps.name, self.caps.driver);
+            let name = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(device.as_bytes()));
+            *self.kept() = Some(CacheFile::open(&self.device, dir, &name));
+        }
+    }
+
+    /// Writes what the driver compiled since [`Gpu::keep_pipelines`]. A failure is logged: it costs time only.
+    pub fn save_pipelines(&self) {
+        if let Some((file, cache)) = &mut *self.kept() {
+            file.save(cache);
+        }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Option<(CacheFile, wgpu::PipelineCache)>> {
+        self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(super) fn maker(&self) -> Maker {
+        let cache = self.kept().as_ref().map(|(_, cache)| cache.clone());
+        Maker { device: self.device.clone(), faults: self.faults.clone(), checked_shaders: self.checked_shaders, cache }
+    }
+
     /// Also writes each kernel's stitched WGSL to this folder when it is compiled.
     pub fn dump_shaders(&mut self, dir: std::path::PathBuf) {
         self.dump_dir = Some(dir);
@@ -192,10 +226,7 @@ impl Gpu {
 
     /// The first fault that was reported outside a call: a lost device, or an error that no scope caught.
     pub fn check(&self) -> Result<(), GpuError> {
-        match self.faults.first.get() {
-            None => Ok(()),
-            Some(error) => Err(error.clone()),
-        }
+        self.faults.check()
     }
 
     /// Waits for the thread that submits or waits at the moment; see [`Gpu::turn`].
@@ -206,24 +237,31 @@ impl Gpu {
 
     /// Runs `work` and gives back what wgpu reported of it.
     pub(super) fn scoped<T>(&self, what: &str, bytes: u64, work: impl FnOnce() -> T) -> Result<T, GpuError> {
-        self.check()?;
-        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let value = work();
-        // On native the futures are ready at once.
-        let errors = [
-            pollster::block_on(validation.pop()),
-            pollster::block_on(memory.pop()),
-            pollster::block_on(internal.pop()),
-        ];
-        match errors.into_iter().flatten().next() {
-            None => self.check().map(|()| value),
-            Some(wgpu::Error::OutOfMemory { source }) => {
-                Err(GpuError::OutOfMemory { what: what.into(), bytes, reason: source.to_string() })
-            }
-            Some(other) => Err(GpuError::validation(what, other.to_string())),
+        scoped((&self.device, &self.faults), what, bytes, work)
+    }
+}
+
+/// As [`Gpu::scoped`], from any thread.
+pub(super) fn scoped<T>(
+    (device, faults): (&wgpu::Device, &Faults),
+    what: &str,
+    bytes: u64,
+    work: impl FnOnce() -> T,
+) -> Result<T, GpuError> {
+    faults.check()?;
+    let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let value = work();
+    // On native the futures are ready at once.
+    let errors =
+        [pollster::block_on(validation.pop()), pollster::block_on(memory.pop()), pollster::block_on(internal.pop())];
+    match errors.into_iter().flatten().next() {
+        None => faults.check().map(|()| value),
+        Some(wgpu::Error::OutOfMemory { source }) => {
+            Err(GpuError::OutOfMemory { what: what.into(), bytes, reason: source.to_string() })
         }
+        Some(other) => Err(GpuError::validation(what, other.to_string())),
     }
 }
 
@@ -308,6 +346,10 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
     let mut features = wgpu::Features::empty();
     features.set(wgpu::Features::SUBGROUP, subgroup_size.is_some());
     features.set(wgpu::Features::TIMESTAMP_QUERY, has_timestamps);
+    features.set(
+        wgpu::Features::PIPELINE_CACHE,
+        !request.floor && adapter.features().contains(wgpu::Features::PIPELINE_CACHE),
+    );
     let mut limits = if request.floor { floor_limits(&adapter.limits()) } else { wanted_limits(&adapter.limits()) };
     limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.min(max_binding_bytes);
     let info = adapter.get_info();
@@ -356,6 +398,8 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         allocated_bytes: Arc::default(),
         turn: Mutex::default(),
         kernels: Mutex::default(),
+        compiler: Compiler::default(),
+        kept: Mutex::default(),
         dump_dir: None,
     })
 }

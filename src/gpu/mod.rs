@@ -10,6 +10,7 @@
 //! Not attempted: sharing a device with a window, several devices at once, images other than memory read as texels.
 
 pub mod buffer;
+mod compiler;
 pub mod device;
 pub mod error;
 mod expr;

@@ -1,12 +1,12 @@
-//! Kernels: stitched, reflected, compiled once per set of defines; and kernels with their buffers bound.
+//! Kernels: stitched, reflected, compiled once per set of defines, beside the caller; and kernels with their buffers bound.
 //!
 //! All bindings of a kernel are in group 0. Shader modules are trusted (no bounds, loop or division checks) unless the
 //! device was opened with `checked_shaders`; workgroup memory is not zeroed, so kernels write before they read.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::buffer::BufferSlice;
+use super::compiler::Pending;
 use super::device::Gpu;
 use super::error::GpuError;
 use super::shader::{Defines, ShaderError, Stitched, stitch};
@@ -42,13 +42,13 @@ pub struct Reflection {
     pub workgroup_bytes: u64,
 }
 
-/// A compiled kernel.
+/// A kernel that is compiled, or about to be.
 #[derive(Debug)]
 pub struct Kernel {
     pub name: String,
     pub defines: Defines,
     pub reflection: Reflection,
-    pub(super) pipeline: wgpu::ComputePipeline,
+    pipeline: Pending,
     layout: wgpu::BindGroupLayout,
 }
 
@@ -124,87 +124,62 @@ fn texel_kind(ty: &naga::TypeInner) -> Option<BindingKind> {
     }
 }
 
+impl Kernel {
+    pub(super) fn made(&self) -> Option<&wgpu::ComputePipeline> {
+        self.pipeline.made()
+    }
+}
+
 impl Gpu {
-    /// The kernel of this file and these defines, compiled at the first call.
+    /// The kernel of this file and these defines, compiled from the first call on.
     pub fn kernel(&self, name: &str, defines: &Defines) -> Result<Arc<Kernel>, GpuError> {
         let key = (name.to_string(), defines.clone());
         if let Some(kernel) = self.kernels.lock().expect("no panic while locked").get(&key) {
             return Ok(kernel.clone());
         }
-        let kernel = Arc::new(self.compile(&stitch(name, defines)?, defines)?);
+        let kernel = Arc::new(self.start(stitch(name, defines)?, defines)?);
         let mut kernels = self.kernels.lock().expect("no panic while locked");
         Ok(kernels.entry(key).or_insert(kernel).clone())
     }
 
-    /// Compiles a list on all cores, so that later calls of [`Gpu::kernel`] find them. Calls `progress` with the number
-    /// done, from several threads.
-    pub fn compile_all(&self, list: &[(String, Defines)], progress: &(dyn Fn(usize) + Sync)) -> Result<(), GpuError> {
-        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let worker = || -> Result<(), GpuError> {
-            while let Some((name, defines)) = list.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.kernel(name, defines)?;
-                progress(done.fetch_add(1, Ordering::Relaxed) + 1);
-            }
-            Ok(())
-        };
-        let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(list.len());
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(worker)).collect();
-            threads.into_iter().try_for_each(|t| {
-                t.join().unwrap_or_else(|_| Err(GpuError::validation("compile", "a compiler thread panicked")))
-            })
-        })
+    /// Makes the pipelines of all kernels that were asked for, on all cores. `progress` hears how many of how many are made
+    /// and may end it by returning false; the answer is then false.
+    pub fn finish_compiling(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<bool, GpuError> {
+        if !self.compiler.finish(progress) {
+            return Ok(false);
+        }
+        let kernels: Vec<Arc<Kernel>> = self.kernels.lock().expect("no panic while locked").values().cloned().collect();
+        kernels.iter().try_for_each(|kernel| self.pipeline(kernel).map(drop))?;
+        Ok(true)
+    }
+
+    /// The kernel's pipeline, once it is made.
+    pub(super) fn pipeline<'k>(&self, kernel: &'k Kernel) -> Result<&'k wgpu::ComputePipeline, GpuError> {
+        self.compiler.wait(&kernel.pipeline)
     }
 
     /// Compiles a stitched text that is not in the cache.
     pub fn compile(&self, stitched: &Stitched, defines: &Defines) -> Result<Kernel, GpuError> {
+        let kernel = self.start(stitched.clone(), defines)?;
+        self.pipeline(&kernel)?;
+        Ok(kernel)
+    }
+
+    /// A kernel whose pipeline is on its way. Faults of the text show here, those of the driver where it is used.
+    fn start(&self, stitched: Stitched, defines: &Defines) -> Result<Kernel, GpuError> {
         let what = format!("kernel {} [{defines}]", stitched.name);
         if let Some(dir) = self.dump_dir() {
             let file = dir.join(format!("{} {defines}.wgsl", stitched.name).replace(' ', "-").replace('=', ""));
             std::fs::write(&file, &stitched.text)
                 .map_err(|e| GpuError::validation(&what, format!("cannot write {}: {e}", file.display())))?;
         }
-        let reflection = reflect(stitched, &stitched.parse()?)?;
-        let (pipeline, layout) = self.scoped(&what, 0, || self.build_pipeline(&what, stitched, &reflection))?;
-        Ok(Kernel { name: stitched.name.clone(), defines: defines.clone(), reflection, pipeline, layout })
-    }
-
-    fn build_pipeline(
-        &self,
-        label: &str,
-        stitched: &Stitched,
-        reflection: &Reflection,
-    ) -> (wgpu::ComputePipeline, wgpu::BindGroupLayout) {
-        let source = wgpu::ShaderSource::Wgsl(stitched.text.as_str().into());
-        let desc = wgpu::ShaderModuleDescriptor { label: Some(label), source };
-        let module = if self.checked_shaders {
-            self.device.create_shader_module(desc)
-        } else {
-            // SAFETY: all shader text is ours, embedded in the program; every kernel is tested with checks on over edge
-            // shapes, guards its indices against the parameters it is given, and has no unbounded loop.
-            unsafe { self.device.create_shader_module_trusted(desc, wgpu::ShaderRuntimeChecks::unchecked()) }
-        };
+        let reflection = reflect(&stitched, &stitched.parse()?)?;
         let entries: Vec<wgpu::BindGroupLayoutEntry> = reflection.bindings.iter().map(layout_entry).collect();
-        let layout = self
-            .device
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(label), entries: &entries });
-        let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(label),
-            bind_group_layouts: &[Some(&layout)],
-            immediate_size: 0,
-        });
-        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(label),
-            layout: Some(&pipeline_layout),
-            module: &module,
-            entry_point: None,
-            compilation_options: wgpu::PipelineCompilationOptions {
-                constants: &[],
-                zero_initialize_workgroup_memory: false,
-            },
-            cache: None,
-        });
-        (pipeline, layout)
+        let desc = wgpu::BindGroupLayoutDescriptor { label: Some(&what), entries: &entries };
+        let layout = self.scoped(&what, 0, || self.device.create_bind_group_layout(&desc))?;
+        let name = stitched.name.clone();
+        let pipeline = self.compiler.start(self.maker(), what, stitched, layout.clone());
+        Ok(Kernel { name, defines: defines.clone(), reflection, pipeline, layout })
     }
 
     /// Binds slices by the names that the kernel declares; all of them, each once.

@@ -68,6 +68,29 @@ impl Recording {
         self.commands.retain(|command| !matches!(command, Command::Load { .. }));
     }
 
+    /// Whether the other one is of the same dispatches. One with anything else is never the same.
+    pub fn is_same(&self, other: &Recording) -> bool {
+        let is_same = |pair: (&Command, &Command)| match pair {
+            (Command::Dispatch { bound: a, workgroups: n, .. }, Command::Dispatch { bound: b, workgroups: m, .. }) => {
+                n == m && Arc::ptr_eq(a, b)
+            }
+            _ => false,
+        };
+        self.commands.len() == other.commands.len() && self.commands.iter().zip(&other.commands).all(is_same)
+    }
+
+    /// The work of each command, in threads.
+    pub fn weights(&self) -> Vec<u64> {
+        let weight = |command: &Command| match command {
+            Command::Dispatch { bound, workgroups, .. } => {
+                let threads = bound.kernel.reflection.workgroup_size.iter().map(|n| u64::from(*n)).product::<u64>();
+                threads * u64::from(*workgroups)
+            }
+            Command::Copy { .. } | Command::Clear { .. } | Command::Load { .. } => 0,
+        };
+        self.commands.iter().map(weight).collect()
+    }
+
     pub fn num_dispatches(&self) -> u32 {
         self.commands.iter().filter(|c| matches!(c, Command::Dispatch { .. })).count() as u32
     }

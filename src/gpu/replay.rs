@@ -1,7 +1,10 @@
 //! A recording done: one encoder, one compute pass for each run of dispatches, one submit; results come back through a
-//! ring of mapped buffers that is copied to in the same submit.
+//! ring of mapped buffers that is copied to in the same submit. What is expected to be submitted next is encoded while the
+//! last submit runs.
 //!
 //! Waiting loops on timeouts, since some drivers report one at once, and looks for a lost device each time.
+
+mod again;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,6 +16,7 @@ use super::device::Gpu;
 use super::error::GpuError;
 use super::recording::{Command, Recording, grid};
 use super::streamed::Streamed;
+use again::Again;
 
 /// Counters of one submit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +60,27 @@ pub struct Replayer {
     is_profiling: bool,
     /// The last submit failed after a part of it had run.
     ran_partly: bool,
+    /// `None` where nothing is encoded before it is asked for.
+    again: Option<Again>,
+    num_prepared: u64,
+}
+
+/// A submit that was encoded and not sent.
+#[derive(Debug)]
+struct Encoded {
+    commands: wgpu::CommandBuffer,
+    slot: Option<usize>,
+    sizes: Vec<u64>,
+    timing: Timing,
+    timed: Vec<(String, String)>,
+    stats: SubmitStats,
+}
+
+impl Encoded {
+    /// Of everything that comes back.
+    fn bytes(&self) -> u64 {
+        self.sizes.iter().sum::<u64>() + self.timing.bytes()
+    }
 }
 
 /// Which timestamps a submit writes.
@@ -113,13 +138,38 @@ const HUNG: Duration = Duration::from_secs(600);
 impl Replayer {
     pub fn new(gpu: &Gpu) -> Replayer {
         let timer = gpu.caps.has_timestamps.then(|| Timer::new(gpu, 2));
-        Replayer { slots: Vec::new(), timer, is_profiling: false, ran_partly: false }
+        let again = Some(Again::new());
+        Replayer { slots: Vec::new(), timer, is_profiling: false, ran_partly: false, again, num_prepared: 0 }
     }
 
     /// Whether submits from now on time each of their dispatches. False where the adapter has no timestamps.
     pub fn set_profiling(&mut self, on: bool) -> bool {
         self.is_profiling = on && self.timer.is_some();
         self.is_profiling
+    }
+
+    /// Whether submits that are expected are encoded before they are asked for; they are from the start.
+    pub fn set_preparing(&mut self, on: bool) {
+        if let Some(encoded) = self.again.take().and_then(|mut again| again.drop_encoded()) {
+            self.give_back(encoded.slot);
+        }
+        self.again = on.then(Again::new);
+    }
+
+    /// Submits so far that were encoded before they were asked for.
+    pub fn num_prepared(&self) -> u64 {
+        self.num_prepared
+    }
+
+    /// Encodes the submit that is expected next: for the time while one runs.
+    pub fn prepare(&mut self, gpu: &Gpu) {
+        let Some((recording, readback)) = self.again.as_ref().and_then(Again::expected) else { return };
+        let (recording, readback) = (recording.clone(), readback.to_vec());
+        let timing = self.timing(gpu, recording.num_dispatches());
+        // A fault shows again, and is told, when the same is submitted.
+        if let (Ok(encoded), Some(again)) = (self.encode(gpu, &recording, &readback, timing), &mut self.again) {
+            again.keep(encoded);
+        }
     }
 
     /// What the next submit times. More dispatches than can be timed are not timed one by one.
@@ -152,7 +202,19 @@ impl Replayer {
         let contents: Vec<Arc<Streamed>> = recording.commands.iter().filter_map(content).collect();
         if contents.is_empty() {
             let timing = self.timing(gpu, recording.num_dispatches());
-            return self.submit_one(gpu, recording, readback, timing);
+            let encoded = match self.again.as_mut().map(|again| again.take(recording, readback, timing)) {
+                Some(Ok(encoded)) => {
+                    self.num_prepared += 1;
+                    encoded
+                }
+                other => {
+                    if let Some(Err(Some(in_vain))) = other {
+                        self.give_back(in_vain.slot);
+                    }
+                    self.encode(gpu, recording, readback, timing)?
+                }
+            };
+            return self.send(gpu, &recording.label, encoded);
         }
         let part = |commands: &[Command]| Recording { label: recording.label.clone(), commands: commands.to_vec() };
         let mut parts = recording.commands.split(|command| content(command).is_some());
@@ -177,6 +239,39 @@ impl Replayer {
         Ok(last)
     }
 
+    /// As [`Replayer::submit`], in several submits: the commands up to each of these ends. None of them is waited for.
+    pub fn submit_in(
+        &mut self,
+        gpu: &Gpu,
+        recording: &Recording,
+        readback: &[BufferSlice],
+        ends: &[usize],
+    ) -> Result<InFlight, GpuError> {
+        let has_loads = recording.commands.iter().any(|command| matches!(command, Command::Load { .. }));
+        let (Some((_, ends)), false) = (ends.split_last().filter(|(_, before)| !before.is_empty()), has_loads) else {
+            return self.submit(gpu, recording, readback);
+        };
+        self.ran_partly = false;
+        let part = |from: usize, to: usize| {
+            let label = recording.label.clone();
+            Recording { label, commands: recording.commands[from..to].to_vec() }
+        };
+        let mut from = 0;
+        let mut num_passes = 0;
+        for &end in ends {
+            // Done before the last one is: nobody waits for it.
+            num_passes += self.submit_one(gpu, &part(from, end), &[], Timing::None)?.stats.passes;
+            self.ran_partly = true;
+            from = end;
+        }
+        let mut last = self.submit_one(gpu, &part(from, recording.commands.len()), readback, Timing::None)?;
+        self.ran_partly = false;
+        last.stats.submits += ends.len() as u32;
+        last.stats.passes += num_passes;
+        last.stats.dispatches = recording.num_dispatches();
+        Ok(last)
+    }
+
     /// One encoder, one submit.
     fn submit_one(
         &mut self,
@@ -185,6 +280,22 @@ impl Replayer {
         readback: &[BufferSlice],
         timing: Timing,
     ) -> Result<InFlight, GpuError> {
+        let encoded = self.encode(gpu, recording, readback, timing)?;
+        self.send(gpu, &recording.label, encoded)
+    }
+
+    fn encode(
+        &mut self,
+        gpu: &Gpu,
+        recording: &Recording,
+        readback: &[BufferSlice],
+        timing: Timing,
+    ) -> Result<Encoded, GpuError> {
+        for command in &recording.commands {
+            if let Command::Dispatch { bound, .. } = command {
+                gpu.pipeline(&bound.kernel)?;
+            }
+        }
         let sizes: Vec<u64> = readback.iter().map(|s| s.size.next_multiple_of(4)).collect();
         let num_dispatches = recording.num_dispatches();
         let bytes: u64 = sizes.iter().sum::<u64>() + timing.bytes();
@@ -192,20 +303,16 @@ impl Replayer {
         let timer = self.timer.as_ref().map(|timer| (timer, timing));
         let target = slot.map(|idx| self.slots[idx].buffer.clone());
 
-        let (index, passes) = gpu.scoped(&recording.label, 0, || {
+        let encoded = gpu.scoped(&recording.label, 0, || {
             let mut encoder =
                 gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some(&recording.label) });
             let passes = encode(&mut encoder, recording, timer);
             if let Some(target) = &target {
                 encode_readback(&mut encoder, readback, timer, target);
             }
-            let commands = encoder.finish();
-            let _turn = gpu.take_turn();
-            (gpu.queue.submit([commands]), passes)
-        })?;
-        if let Some(idx) = slot {
-            self.slots[idx].map(bytes);
-        }
+            (encoder.finish(), passes)
+        });
+        let (commands, passes) = encoded.inspect_err(|_| self.give_back(slot))?;
         let stats = SubmitStats {
             submits: 1,
             passes,
@@ -213,7 +320,27 @@ impl Replayer {
             readback_bytes: (bytes - timing.bytes()) as u32,
         };
         let timed = if matches!(timing, Timing::Dispatches(_)) { names(recording) } else { Vec::new() };
+        Ok(Encoded { commands, slot, sizes, timing, timed, stats })
+    }
+
+    fn send(&mut self, gpu: &Gpu, label: &str, encoded: Encoded) -> Result<InFlight, GpuError> {
+        let bytes = encoded.bytes();
+        let Encoded { commands, slot, sizes, timing, timed, stats } = encoded;
+        let index = gpu.scoped(label, 0, || {
+            let _turn = gpu.take_turn();
+            gpu.queue.submit([commands])
+        })?;
+        if let Some(idx) = slot {
+            self.slots[idx].map(bytes);
+        }
         Ok(InFlight { index, slot, sizes, timing, timed, stats })
+    }
+
+    /// Frees what a submit that is not sent would have written to.
+    fn give_back(&mut self, slot: Option<usize>) {
+        if let Some(idx) = slot {
+            self.slots[idx].is_used = false;
+        }
     }
 
     /// Waits for a submit and takes its results.
@@ -416,7 +543,7 @@ fn encode_pass(
         let Command::Dispatch { bound, workgroups, .. } = command else { continue };
         let kernel = Arc::as_ptr(&bound.kernel);
         if last != Some(kernel) {
-            pass.set_pipeline(&bound.kernel.pipeline);
+            pass.set_pipeline(bound.kernel.made().expect("waited for before anything is encoded"));
             last = Some(kernel);
         }
         pass.set_bind_group(0, &bound.group, &[]);

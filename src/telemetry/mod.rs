@@ -465,6 +465,7 @@ pub struct Telemetry {
     ring: Mutex<Ring>,
     snapshot: RwLock<Arc<EngineSnapshot>>,
     profiling: AtomicBool,
+    window_visible: AtomicBool,
     profile: RwLock<Option<Arc<KernelProfile>>>,
     prefix_feed: PrefixFeed,
     in_flight: InFlight,
@@ -486,6 +487,7 @@ impl Telemetry {
             ring: Mutex::new(Ring::default()),
             snapshot: RwLock::new(Arc::new(EngineSnapshot::default())),
             profiling: AtomicBool::new(false),
+            window_visible: AtomicBool::new(false),
             profile: RwLock::default(),
             prefix_feed: PrefixFeed::default(),
             in_flight: InFlight::default(),
@@ -539,6 +541,16 @@ impl Telemetry {
     /// Asks for the time of each kernel from the next step on, which makes steps a little slower.
     pub fn set_profiling(&self, on: bool) {
         self.profiling.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether a window of this process is being drawn.
+    pub fn is_window_visible(&self) -> bool {
+        self.window_visible.load(Ordering::Relaxed)
+    }
+
+    /// Tells that a window is being drawn, or not any more.
+    pub fn set_window_visible(&self, is_visible: bool) {
+        self.window_visible.store(is_visible, Ordering::Relaxed);
     }
 
     /// Replaces the profile. Engine thread only.

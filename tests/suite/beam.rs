@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use kvasir::engine::handle::{EngineStatus, FailureKind};
 use kvasir::engine::logits::{LogitsPlan, all_logits};
 use kvasir::engine::options::{EngineOptions, FakeOptions, LoadRequest, ModelSource};
 use kvasir::engine::{EngineHandle, Run};
@@ -18,7 +17,7 @@ use kvasir::sampling::{PenaltyStrengths, SeenToken, reference};
 use kvasir::scheduler::PreemptionMode;
 use serde_json::Value;
 
-use crate::support::{fixtures, read_json, require_gpu};
+use crate::support::{fixtures, read_json, started};
 
 /// The largest difference of a score from the reference's.
 pub const SCORE_TOLERANCE: f64 = 1e-4;
@@ -177,16 +176,7 @@ fn engine(model: &Path, setup: Setup) -> Option<EngineHandle> {
         precise: true,
         ..EngineHandle::start_fake(FakeOptions::small()).options()
     };
-    let engine = EngineHandle::start(options.clone());
-    engine.load(LoadRequest { source: ModelSource::Path(model.to_path_buf()), options });
-    match engine.wait_for_model(|_| {}) {
-        Ok(_) => Some(engine),
-        Err(EngineStatus::Failed { kind: FailureKind::NoAdapter, message, .. }) if !require_gpu() => {
-            println!("skipped: {message}");
-            None
-        }
-        Err(status) => panic!("{status:?}"),
-    }
+    started(LoadRequest { source: ModelSource::Path(model.to_path_buf()), options })
 }
 
 fn submit(engine: &EngineHandle, case: &Case) -> Run {

@@ -1,10 +1,8 @@
 //! Forced tokens are appended without running the model: the output is that of drawing them one by one, with fewer steps.
 
-use crate::support::{core_fixtures, require_gpu};
-use kvasir::config::{EngineArgs, EngineSection};
+use crate::support::tiny_llama_engine as engine;
 use kvasir::constrain::{Grammar, GrammarCompiler};
 use kvasir::engine::EngineHandle;
-use kvasir::engine::options::{EngineOptions, LoadRequest, ModelSource};
 use kvasir::ids::TokenId;
 use kvasir::protocol::{
     Decoding, EngineEvent, FinishReason, GenerateRequest, OutputRules, OwnerTag, SamplingParams, StopRules,
@@ -22,25 +20,6 @@ impl TokenConstraint for StepByStep {
 
     fn fork(&self) -> Box<dyn TokenConstraint> {
         Box::new(StepByStep(self.0.fork()))
-    }
-}
-
-fn engine(adjust: impl FnOnce(&mut EngineOptions)) -> Option<EngineHandle> {
-    let mut options = EngineArgs::default()
-        .resolve(&EngineSection::default(), &std::env::temp_dir(), Some(0))
-        .expect("default options");
-    options.num_gpu_blocks_override = Some(256);
-    options.max_model_len = Some(512);
-    adjust(&mut options);
-    let engine = EngineHandle::start(options.clone());
-    engine.load(LoadRequest { source: ModelSource::Path(core_fixtures().join("tiny/llama")), options });
-    match engine.wait_for_model(|_| {}) {
-        Ok(_) => Some(engine),
-        Err(status) => {
-            assert!(!require_gpu(), "REQUIRE_GPU is set: {status:?}");
-            println!("skipped: no adapter");
-            None
-        }
     }
 }
 

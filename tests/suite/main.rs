@@ -17,6 +17,7 @@ mod malformed;
 mod metamorphic;
 mod models;
 mod noop_device;
+mod pacing;
 mod quantised;
 mod quantize;
 mod queue_sim;

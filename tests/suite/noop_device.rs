@@ -74,11 +74,69 @@ fn every_floor_variant_becomes_a_pipeline() {
     let gpu = open();
     let floor: Vec<_> =
         kvasir::kernels::variants::all().into_iter().filter(|(_, defines)| defines.get("SUBGROUP").is_none()).collect();
-    let done = std::sync::atomic::AtomicUsize::new(0);
-    gpu.compile_all(&floor, &|n| {
-        done.fetch_max(n, std::sync::atomic::Ordering::Relaxed);
-    })
-    .unwrap();
-    assert_eq!(done.into_inner(), floor.len(), "progress reaches the end");
+    for (name, defines) in &floor {
+        gpu.kernel(name, defines).unwrap_or_else(|e| panic!("{name} [{defines}]: {e}"));
+    }
+    let mut heard = Vec::new();
+    let is_done = gpu.finish_compiling(&mut |made, all| {
+        heard.push((made, all));
+        true
+    });
+    assert_eq!(is_done, Ok(true));
+    assert!(heard.windows(2).all(|pair| pair[0].0 <= pair[1].0), "{heard:?}");
+    assert!(heard.last().is_some_and(|(made, all)| made == all), "progress reaches the end: {heard:?}");
     assert_eq!(gpu.check(), Ok(()));
+}
+
+/// Three dispatches of a kernel that fills words.
+fn three_fills(gpu: &Gpu) -> (Recording, kvasir::gpu::BufferSlice) {
+    let kernel = gpu.kernel("fill", &Defines::new()).unwrap();
+    let words = gpu.alloc("words", 256, BufferUse::Storage).unwrap();
+    let params = gpu.alloc("params", 8, BufferUse::Uniform).unwrap();
+    let bound = gpu.bind(&kernel, &[("words", &words.whole()), ("params", &params.whole())]).unwrap();
+    let mut recording = Recording::new("step");
+    (0..3).for_each(|_| recording.dispatch("fill", &bound, 1));
+    (recording, words.whole())
+}
+
+#[test]
+fn what_is_submitted_again_and_again_is_encoded_before_it_is_asked_for() {
+    let gpu = open();
+    let (recording, words) = three_fills(&gpu);
+    let (other, _) = three_fills(&gpu);
+    let mut replayer = Replayer::new(&gpu);
+    let mut step = |recording: &Recording, size: u64| {
+        let slice = kvasir::gpu::BufferSlice { size, ..words.clone() };
+        let ticket = replayer.submit(&gpu, recording, &[slice]).unwrap();
+        replayer.prepare(&gpu);
+        let finished = replayer.wait(&gpu, ticket).unwrap();
+        assert_eq!((finished.stats.dispatches, finished.readback[0].len() as u64), (3, size));
+        replayer.num_prepared()
+    };
+    let prepared: Vec<u64> = (0..5).map(|_| step(&recording, 256)).collect();
+    assert_eq!(prepared, [0, 0, 1, 2, 3], "two alike make a third one expected");
+    // Something else is encoded when it comes, and so is the return.
+    assert_eq!([step(&other, 256), step(&recording, 256), step(&recording, 128), step(&recording, 128)], [3; 4]);
+    assert_eq!(step(&recording, 128), 4);
+    replayer.set_preparing(false);
+    for _ in 0..3 {
+        let ticket = replayer.submit(&gpu, &recording, std::slice::from_ref(&words)).unwrap();
+        replayer.prepare(&gpu);
+        let _ = replayer.wait(&gpu, ticket).unwrap();
+    }
+    assert_eq!(replayer.num_prepared(), 4);
+}
+
+#[test]
+fn a_recording_is_submitted_in_parts() {
+    let gpu = open();
+    let (recording, words) = three_fills(&gpu);
+    let mut replayer = Replayer::new(&gpu);
+    for (ends, submits) in [(&[][..], 1), (&[3], 1), (&[1, 3], 2), (&[1, 2, 3], 3)] {
+        let ticket = replayer.submit_in(&gpu, &recording, std::slice::from_ref(&words), ends).unwrap();
+        let finished = replayer.wait(&gpu, ticket).unwrap();
+        let stats = finished.stats;
+        assert_eq!((stats.submits, stats.passes, stats.dispatches), (submits, submits, 3), "{ends:?}");
+        assert_eq!((finished.readback[0].len(), replayer.ran_partly()), (256, false));
+    }
 }

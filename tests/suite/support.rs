@@ -1,5 +1,9 @@
 //! The one place that reads the environment for tests: fixtures, `REQUIRE_GPU`, the shared adapter.
 
+use kvasir::config::{EngineArgs, EngineSection};
+use kvasir::engine::EngineHandle;
+use kvasir::engine::handle::{EngineStatus, FailureKind};
+use kvasir::engine::options::{EngineOptions, LoadRequest, ModelSource};
 use std::path::{Path, PathBuf};
 
 /// The fixtures that every clone has.
@@ -93,4 +97,29 @@ pub fn default_model() -> Option<PathBuf> {
         println!("skipped: the default model is not on this machine");
     }
     found
+}
+
+/// An engine with this model; `None`, with a line printed, where there is no adapter to run on.
+pub fn started(request: LoadRequest) -> Option<EngineHandle> {
+    let engine = EngineHandle::start(request.options.clone());
+    engine.load(request);
+    match engine.wait_for_model(|_| {}) {
+        Ok(_) => Some(engine),
+        Err(EngineStatus::Failed { kind: FailureKind::NoAdapter, message, .. }) if !require_gpu() => {
+            println!("skipped: {message}");
+            None
+        }
+        Err(status) => panic!("{status:?}"),
+    }
+}
+
+/// The tiny llama with 256 blocks and 512 positions, or what `adjust` makes of that.
+pub fn tiny_llama_engine(adjust: impl FnOnce(&mut EngineOptions)) -> Option<EngineHandle> {
+    let mut options = EngineArgs::default()
+        .resolve(&EngineSection::default(), &std::env::temp_dir(), Some(0))
+        .expect("default options");
+    options.num_gpu_blocks_override = Some(256);
+    options.max_model_len = Some(512);
+    adjust(&mut options);
+    started(LoadRequest { source: ModelSource::Path(core_fixtures().join("tiny/llama")), options })
 }

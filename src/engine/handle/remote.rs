@@ -1,12 +1,11 @@
 //! A handle whose engine is elsewhere, and the description that it asks for.
 
-use super::{COMMAND_QUEUE, EngineHandle, EngineStatus, Inner, Shared};
+use super::{COMMAND_QUEUE, EngineHandle, EngineStatus, Shared};
 use crate::engine::describe::Description;
 use crate::engine::options::EngineOptions;
 use crate::engine::remote::{self, RemoteOptions};
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 
 /// Runs are submitted under ids from here on, which no server gives its requests.
 const FIRST_ID: u64 = 1 << 40;
@@ -20,15 +19,7 @@ impl EngineHandle {
         shared.set_status(EngineStatus::Loading { phase: format!("Connecting to {}", remote.url), done: 0, total: 0 });
         let (commands, queue) = sync_channel(COMMAND_QUEUE);
         let thread = remote::spawn(shared.clone(), queue, remote);
-        EngineHandle {
-            inner: Arc::new(Inner {
-                shared,
-                commands,
-                thread: Mutex::new(Some(thread)),
-                options,
-                next_id: AtomicU64::new(FIRST_ID),
-            }),
-        }
+        EngineHandle::of(shared, commands, thread, options, FIRST_ID)
     }
 
     /// The model as an app elsewhere needs it; `None` where there is none, or its files are gone. Reads files.

@@ -1,6 +1,6 @@
 //! Follows the server: its model, its steps, its state.
 
-use super::{EventLines, Link, chain, good};
+use super::{EventLines, Link, good, with_causes};
 use crate::engine::describe::Description;
 use crate::engine::handle::{EngineStatus, FailureKind};
 use crate::telemetry::{EngineSnapshot, StepRecord};
@@ -65,7 +65,7 @@ async fn session(link: &Arc<Link>) -> Result<(), String> {
     let mut shown = Instant::now();
     loop {
         let bytes = match tokio::time::timeout(SNAPSHOT_INTERVAL, steps.chunk()).await {
-            Ok(bytes) => bytes.map_err(|e| chain(&e))?.ok_or("the server ended the stream of steps")?,
+            Ok(bytes) => bytes.map_err(|e| with_causes(&e))?.ok_or("the server ended the stream of steps")?,
             // Nothing happens: what the last step left is shown once.
             Err(_) if step_is_shown(link, step) && shown.elapsed() < SILENCE / 30 => continue,
             Err(_) => {
@@ -104,6 +104,6 @@ async fn snapshot(link: &Link) -> Result<u64, String> {
 
 async fn read<T: serde::de::DeserializeOwned>(response: reqwest::Response) -> Result<T, String> {
     let path = response.url().path().to_owned();
-    let bytes = response.bytes().await.map_err(|e| chain(&e))?;
+    let bytes = response.bytes().await.map_err(|e| with_causes(&e))?;
     serde_json::from_slice(&bytes).map_err(|e| format!("{path}: {e}"))
 }

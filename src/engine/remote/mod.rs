@@ -11,6 +11,7 @@ mod runs;
 use super::handle::{Command, EngineStatus, Shared};
 use super::thread::LoadCommand;
 use crate::ids::RequestId;
+use crate::model::hub::with_causes;
 use crate::protocol::{EngineCommand, EngineEvent, OwnerTag, PrefixCommand, RunError};
 use crate::telemetry::RequestInfo;
 use reqwest::{Client, Method, RequestBuilder, Response};
@@ -234,7 +235,7 @@ fn tell_pin(answer: Result<Value, String>, prompt_tokens: u32, events: &super::m
 
 /// The answer where it is good, else what it says is wrong.
 async fn good(request: RequestBuilder) -> Result<Response, String> {
-    let response = request.send().await.map_err(|e| chain(&e))?;
+    let response = request.send().await.map_err(|e| with_causes(&e))?;
     let status = response.status();
     if status.is_success() {
         return Ok(response);
@@ -245,20 +246,9 @@ async fn good(request: RequestBuilder) -> Result<Response, String> {
 }
 
 async fn json_of(request: RequestBuilder) -> Result<Value, String> {
-    let text = good(request).await?.text().await.map_err(|e| chain(&e))?;
+    let text = good(request).await?.text().await.map_err(|e| with_causes(&e))?;
     // Some answers are empty.
     if text.is_empty() { Ok(Value::Null) } else { serde_json::from_str(&text).map_err(|e| e.to_string()) }
-}
-
-/// An error and what caused it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// Puts the data of events together from pieces of a stream.

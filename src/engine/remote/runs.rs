@@ -1,6 +1,6 @@
 //! Runs on a remote engine: each a streamed completion of tokens.
 
-use super::{EventLines, Link, chain, failed, good};
+use super::{EventLines, Link, failed, good, with_causes};
 use crate::engine::mailbox::EventSink;
 use crate::ids::{RequestId, TokenId};
 use crate::protocol::{Decoding, EngineEvent, FinishReason, GenerateRequest, RunError, RunTimings, Usage};
@@ -163,7 +163,7 @@ impl Run {
         let mut has_started = false;
         loop {
             let bytes = tokio::select! {
-                bytes = response.chunk() => bytes.map_err(|e| chain(&e))?,
+                bytes = response.chunk() => bytes.map_err(|e| with_causes(&e))?,
                 () = end.notified() => return Ok(self.finished(usage, timings)),
             };
             let Some(bytes) = bytes else { break };

@@ -22,6 +22,7 @@ mod sizes;
 mod swap;
 mod tuning;
 mod weights;
+pub mod work_caps;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,11 +31,11 @@ use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput
 use crate::batch::{StepBatch, Want};
 use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
 use crate::ids::HostSlot;
+use crate::kernels::Choices;
 use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use crate::kernels::canary::{self, Canary};
 use crate::kernels::lora_work::LoraWork;
 use crate::kernels::sample::Sampled;
-use crate::kernels::{Choices, Class, DeviceClass};
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
 use crate::model::groups::LayerGroups;
@@ -46,6 +47,7 @@ use loras::LoraSlots;
 use shapes::StepShape;
 use swap::{Outgoing, Swapper};
 use weights::ModelWeights;
+use work_caps::WorkCaps;
 
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
@@ -97,6 +99,8 @@ pub struct WgpuExecutor {
     swapper: Swapper,
     canary: Option<Canary>,
     in_flight: Option<Pending>,
+    /// Of a graphics card, which others wait for, too.
+    caps: Option<WorkCaps>,
 }
 
 /// A launched step.
@@ -164,19 +168,17 @@ impl WgpuExecutor {
         let before = gpu.allocated_bytes();
         let weights = weights::upload(&gpu, model, cfg.precise, num_streamed, progress)?;
         let weights_bytes = gpu.allocated_bytes() - before;
-        if !progress(LoadProgress { phase: "Compiling kernels", done: 0, total: 1 }) {
-            return Err(LoadError::Cancelled);
-        }
         let groups = LayerGroups::of(&spec);
         if cfg.canary && groups.windows != [None] {
             return Err(LoadError::Unsupported("the KV canary does not know layers that see a window only".into()));
         }
         let slots = shapes::attention_slots(&spec, &cfg, gpu.caps().max_binding_bytes);
-        let words = meta_words(&spec, &cfg, u64::from(groups.num_groups()), slots);
+        let words = shapes::meta_words(&spec, &cfg, u64::from(groups.num_groups()), slots);
         let meta = gpu.alloc("step metadata", words * 4, BufferUse::Storage)?;
         let loras = LoraSlots::alloc(&gpu, &spec, cfg.lora, cfg.max_tokens_per_step)?;
         let forward = Forward::new(&gpu, (&spec, &groups), &cfg, (&weights, &loras), &meta, (choices, None))?;
-        if !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
+        let compiling = &mut |done, total| progress(LoadProgress { phase: "Compiling kernels", done, total });
+        if !gpu.finish_compiling(compiling)? || !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
         }
         let replayer = Replayer::new(&gpu);
@@ -189,12 +191,13 @@ impl WgpuExecutor {
             meta,
             meta_words: Vec::new(),
             work: AttentionWork::default(),
-            work_limits: work_limits(&gpu, &spec, &cfg),
+            work_limits: shapes::work_limits(&gpu, &spec, &cfg),
             loras,
             lora_work: LoraWork::default(),
             recording: Recording::new("step"),
             canary,
             in_flight: None,
+            caps: (!gpu.caps().is_cpu).then(WorkCaps::default),
             gpu,
             spec,
             cfg,
@@ -205,6 +208,7 @@ impl WgpuExecutor {
             forward,
         };
         executor.warm_up()?;
+        executor.gpu.save_pipelines();
         Ok(executor)
     }
 
@@ -238,6 +242,23 @@ impl WgpuExecutor {
     /// depends on it; the start is [`Take::WhenItPays`] for both.
     pub fn set_attention(&mut self, split: Take, share: Take) {
         self.work_limits = WorkLimits { split, share, ..self.work_limits };
+    }
+
+    /// Whether a step that is expected is encoded while the one before it runs; it is from the start. No bit of a result
+    /// depends on it.
+    pub fn set_preparing(&mut self, on: bool) {
+        self.replayer.set_preparing(on);
+    }
+
+    /// Limits on what the adapter is given at once; a graphics card has them from the start, a software adapter has none.
+    /// No bit of a result depends on it.
+    pub fn set_work_caps(&mut self, caps: Option<WorkCaps>) {
+        self.caps = caps;
+    }
+
+    /// Steps so far that were encoded before they were launched.
+    pub fn num_prepared(&self) -> u64 {
+        self.replayer.num_prepared()
     }
 
     /// A block's bytes as they lie on the GPU, plane after plane: for tests and tools, not for the step loop.
@@ -351,7 +372,12 @@ impl WgpuExecutor {
             readback.push(slice);
             outgoing
         });
-        Ok((self.replayer.submit(&self.gpu, &self.recording, &readback)?, outgoing))
+        let parts = match &self.caps {
+            Some(caps) => caps.num_submits(shape.num_tokens, self.recording.num_dispatches()),
+            None => 1,
+        };
+        let ends = if parts > 1 { work_caps::cut(&self.recording.weights(), parts) } else { Vec::new() };
+        Ok((self.replayer.submit_in(&self.gpu, &self.recording, &readback, &ends)?, outgoing))
     }
 
     /// Everything of a step that is launched. The error says whether pages were written before it.
@@ -384,23 +410,16 @@ impl WgpuExecutor {
         }
     }
 
-    /// Logit rows from `first` on, as many as one round takes.
-    fn round(&self, batch: &StepBatch, first: usize) -> StepBatch {
-        let last = (first + self.forward.max_logits as usize).min(batch.num_logits());
-        StepBatch { logit_tokens: batch.logit_tokens[first..last].to_vec(), ..batch.clone() }
-    }
-
-    fn take_logits(&self, finished: &Finished, out: &mut Vec<f32>) {
-        let (stride, vocab) = (self.forward.logits_stride as usize, self.spec.vocab_size as usize);
-        for bytes in finished.readback.iter().take(1) {
-            let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
-            values.chunks_exact(stride).for_each(|row| out.extend_from_slice(&row[..vocab]));
-        }
-    }
-
     fn finish(&mut self, pending: Pending) -> Result<StepOutput, GpuError> {
         let Launched { in_flight, outgoing, kept } = pending.launched?;
+        self.replayer.prepare(&self.gpu);
         let mut finished = self.replayer.wait(&self.gpu, in_flight)?;
+        if let Some(caps) = &mut self.caps {
+            let weights = self.recording.weights();
+            let (largest, all) = (weights.iter().max().copied().unwrap_or(0), weights.iter().sum::<u64>().max(1));
+            let step_us = finished.gpu_us.map_or_else(|| pending.started.elapsed().as_micros() as f64, f64::from);
+            caps.observe(pending.batch.num_tokens() as u32, step_us, largest as f64 / all as f64);
+        }
         self.keep(outgoing, &kept, &mut finished);
         let swap_us = self.swapper.take_busy_us();
         let mut corrupted = Vec::new();
@@ -496,6 +515,14 @@ impl Executor for WgpuExecutor {
         self.replayer.set_profiling(on)
     }
 
+    fn most_tokens(&self) -> u32 {
+        self.caps.as_ref().map_or(u32::MAX, WorkCaps::most_tokens)
+    }
+
+    fn set_window_visible(&mut self, is_visible: bool) {
+        self.caps.iter_mut().for_each(|caps| caps.set_window_visible(is_visible));
+    }
+
     fn corrupt_block(&mut self, block: u32) -> Result<(), ExecError> {
         if block >= self.cfg.num_blocks {
             return Err(ExecError::Rejected(format!("there is no block {block}")));
@@ -544,37 +571,6 @@ impl Executor for WgpuExecutor {
 
     fn write_host(&mut self, slot: HostSlot, bytes: &[u8]) -> Result<(), ExecError> {
         self.swapper.put(slot, bytes)
-    }
-}
-
-/// Words that the largest step's metadata can take.
-fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64, attention_slots: u64) -> u64 {
-    let (tokens, rows) = (u64::from(cfg.max_tokens_per_step), u64::from(cfg.max_num_seqs));
-    let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
-    let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
-    let most_biases = 1024;
-    let copy = 2;
-    let mask = 1 + u64::from(spec.vocab_size.div_ceil(32));
-    let per_row =
-        groups * (blocks + 1) + copy + mask + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
-    let work = AttentionWork::max_words(tokens, attention_slots);
-    let loras = if cfg.lora == LoraLimits::NONE { 0 } else { LoraWork::max_words(tokens) };
-    let per_token = 4 + groups + step_meta::SAMPLING_WORDS as u64;
-    step_meta::HEADER_WORDS as u64 + tokens * per_token + rows * per_row + work + loras
-}
-
-fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {
-    let shape = shapes::attention_shape(spec, cfg);
-    let slots = shapes::attention_slots(spec, cfg, gpu.caps().max_binding_bytes);
-    WorkLimits {
-        tokens_per_workgroup: shape.tokens_per_workgroup(Class::of(gpu.caps())),
-        parts: shape.parts(),
-        parallel: DeviceClass::of(gpu.caps()).parallel_workgroups(),
-        max_slots: u32::try_from(slots).unwrap_or(u32::MAX),
-        // The layer that sees most.
-        window: spec.windows.iter().copied().max_by_key(|w| w.unwrap_or(u32::MAX)).flatten(),
-        split: Take::WhenItPays,
-        share: Take::WhenItPays,
     }
 }
 

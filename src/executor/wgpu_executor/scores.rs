@@ -6,7 +6,7 @@
 use super::WgpuExecutor;
 use super::shapes::StepShape;
 use crate::batch::{RowSampling, ScoredToken, StepBatch};
-use crate::gpu::GpuError;
+use crate::gpu::{Finished, GpuError};
 use crate::kernels::attention_work::WorkCounts;
 use crate::kernels::lora_work::LoraShape;
 use crate::kernels::sample::Sampled;
@@ -14,6 +14,20 @@ use crate::kernels::{logprobs, step_meta};
 use crate::protocol::{SamplingParams, TokenLogprobs};
 
 impl WgpuExecutor {
+    /// Logit rows from `first` on, as many as one round takes.
+    pub(super) fn round(&self, batch: &StepBatch, first: usize) -> StepBatch {
+        let last = (first + self.forward.max_logits as usize).min(batch.num_logits());
+        StepBatch { logit_tokens: batch.logit_tokens[first..last].to_vec(), ..batch.clone() }
+    }
+
+    pub(super) fn take_logits(&self, finished: &Finished, out: &mut Vec<f32>) {
+        let (stride, vocab) = (self.forward.logits_stride as usize, self.spec.vocab_size as usize);
+        for bytes in finished.readback.iter().take(1) {
+            let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+            values.chunks_exact(stride).for_each(|row| out.extend_from_slice(&row[..vocab]));
+        }
+    }
+
     /// Scores the tokens of a step that has run.
     pub(super) fn score(&mut self, batch: &StepBatch) -> Result<Vec<TokenLogprobs>, GpuError> {
         let mut all = Vec::with_capacity(batch.scored.len());

@@ -1,14 +1,14 @@
 //! What a model's spec, the executor's settings and a step mean for kernels.
 
-use super::ExecutorConfig;
 use super::weights::NormWeights;
-use crate::gpu::{Buffer, BufferSlice};
-use crate::kernels::attention;
-use crate::kernels::attention_work::WorkCounts;
+use super::{ExecutorConfig, LoraLimits};
+use crate::gpu::{Buffer, BufferSlice, Gpu};
+use crate::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use crate::kernels::kv_layout::KvLayout;
-use crate::kernels::lora_work::{LoraShape, TILE_TOKENS};
+use crate::kernels::lora_work::{LoraShape, LoraWork, TILE_TOKENS};
 use crate::kernels::matmul;
 use crate::kernels::norm::Kind;
+use crate::kernels::{Class, DeviceClass, attention, step_meta};
 use crate::memory;
 use crate::model::spec::{ModelSpec, NormKind};
 
@@ -95,4 +95,35 @@ pub fn warm_up_shapes(max_logits: u32, has_loras: bool) -> impl Iterator<Item = 
             lora,
         })
     })
+}
+
+/// Words that the largest step's metadata can take.
+pub fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64, attention_slots: u64) -> u64 {
+    let (tokens, rows) = (u64::from(cfg.max_tokens_per_step), u64::from(cfg.max_num_seqs));
+    let blocks = u64::from(cfg.max_model_len.div_ceil(cfg.block_size));
+    let seen = u64::from(cfg.max_model_len.min(spec.vocab_size));
+    let most_biases = 1024;
+    let copy = 2;
+    let mask = 1 + u64::from(spec.vocab_size.div_ceil(32));
+    let per_row =
+        groups * (blocks + 1) + copy + mask + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
+    let work = AttentionWork::max_words(tokens, attention_slots);
+    let loras = if cfg.lora == LoraLimits::NONE { 0 } else { LoraWork::max_words(tokens) };
+    let per_token = 4 + groups + step_meta::SAMPLING_WORDS as u64;
+    step_meta::HEADER_WORDS as u64 + tokens * per_token + rows * per_row + work + loras
+}
+
+pub fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {
+    let shape = attention_shape(spec, cfg);
+    let slots = attention_slots(spec, cfg, gpu.caps().max_binding_bytes);
+    WorkLimits {
+        tokens_per_workgroup: shape.tokens_per_workgroup(Class::of(gpu.caps())),
+        parts: shape.parts(),
+        parallel: DeviceClass::of(gpu.caps()).parallel_workgroups(),
+        max_slots: u32::try_from(slots).unwrap_or(u32::MAX),
+        // The layer that sees most.
+        window: spec.windows.iter().copied().max_by_key(|w| w.unwrap_or(u32::MAX)).flatten(),
+        split: Take::WhenItPays,
+        share: Take::WhenItPays,
+    }
 }

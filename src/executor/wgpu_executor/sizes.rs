@@ -4,8 +4,9 @@
 //! adapter, so it does not know which of two forms attention writes there; it counts both.
 
 use super::activation::{Forms, SQUARES_BYTES};
+use super::shapes::{self, meta_words};
 use super::weights::RING;
-use super::{ExecutorConfig, loras, meta_words, shapes};
+use super::{ExecutorConfig, loras};
 use crate::kernels::expert_pairs::Layout;
 use crate::kernels::pack::Format;
 use crate::kernels::{GROUP, logprobs, stride};

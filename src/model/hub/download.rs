@@ -75,7 +75,7 @@ fn client(access: &HubAccess) -> Result<Client, FetchError> {
     if is_loopback(&access.endpoint) {
         builder = builder.no_proxy();
     }
-    builder.build().map_err(|e| FetchError::Network(chain(&e)))
+    builder.build().map_err(|e| FetchError::Network(with_causes(&e)))
 }
 
 fn is_loopback(endpoint: &str) -> bool {
@@ -214,7 +214,7 @@ impl Session<'_, '_> {
         loop {
             check_cancel(self.cancel)?;
             if let Ok(result) = tokio::time::timeout(CANCEL_POLL, sending.as_mut()).await {
-                return result.map_err(|e| FetchError::Network(chain(&e.without_url())));
+                return result.map_err(|e| FetchError::Network(with_causes(&e.without_url())));
             }
         }
     }
@@ -227,14 +227,14 @@ impl Session<'_, '_> {
         loop {
             check_cancel(self.cancel)?;
             if let Ok(result) = tokio::time::timeout(CANCEL_POLL, response.chunk()).await {
-                return result.map_err(|e| FetchError::Network(chain(&e.without_url())));
+                return result.map_err(|e| FetchError::Network(with_causes(&e.without_url())));
             }
         }
     }
 }
 
 /// An error with its causes: the outermost alone says little.
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |e| e.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

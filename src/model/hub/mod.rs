@@ -9,7 +9,7 @@ mod download;
 mod select;
 
 pub use default_model::{default_model_path, fetch_default};
-pub use download::{HubAccess, download};
+pub use download::{HubAccess, download, with_causes};
 
 use sha2::{Digest, Sha256};
 use std::io::Read;

@@ -39,10 +39,15 @@ fn config(mode: Mode, lora: LoraLimits) -> ExecutorConfig {
 
 /// `None` (with a line printed) where there is no adapter.
 fn open_gpu(model: &Model, mode: Mode, lora: LoraLimits) -> Option<WgpuExecutor> {
+    open_streamed(model, mode, lora, 0)
+}
+
+/// The same with the last layers in host memory.
+fn open_streamed(model: &Model, mode: Mode, lora: LoraLimits, num_streamed: u32) -> Option<WgpuExecutor> {
     let request = GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false };
     match Gpu::open(&request) {
         Ok(gpu) => Some(
-            WgpuExecutor::new(gpu, model, config(mode, lora), &mut |_| true)
+            WgpuExecutor::with_streamed(gpu, model, config(mode, lora), num_streamed, &mut |_| true)
                 .unwrap_or_else(|e| panic!("{mode:?}: {e}")),
         ),
         Err(GpuError::NoAdapter(message)) if !require_gpu() => {
@@ -148,6 +153,28 @@ fn rows_have_the_bits_that_they_have_alone_whoever_has_an_adapter() {
                 assert!(*got == want[row], "{mode:?} {ids:x?} {chunk:?}: row {row} has other bits");
             }
         }
+    }
+}
+
+#[test]
+fn layers_in_host_memory_give_adapters_the_same_bits() {
+    let (model, [a, b]) = quantised();
+    let num_layers = model.spec().num_layers;
+    for mode in MODES {
+        let (Some(mut whole), Some(mut streamed)) =
+            (open_gpu(&model, mode, LIMITS), open_streamed(&model, mode, LIMITS, num_layers))
+        else {
+            return;
+        };
+        assert!(streamed.streamed_bytes() > 0, "{mode:?}: no layer is streamed");
+        for executor in [&mut whole, &mut streamed] {
+            for adapter in [&a, &b] {
+                executor.load_adapter(adapter).unwrap_or_else(|e| panic!("{e}"));
+            }
+        }
+        let adapters = [a.id, 0, b.id];
+        let want = three(&mut whole, adapters, true, Some(3));
+        assert!(three(&mut streamed, adapters, true, Some(3)) == want, "{mode:?}: other bits");
     }
 }
 

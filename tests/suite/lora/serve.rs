@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::server::TestServer;
-use crate::support::require_gpu;
+use crate::support::started;
 use kvasir::config::{EngineArgs, EngineSection, HumanInt};
 use kvasir::engine::EngineHandle;
 use kvasir::engine::handle::{EngineStatus, FailureKind, LoraError};
@@ -35,20 +35,6 @@ impl World {
         adjust(&mut args);
         let options = args.resolve(&EngineSection::default(), self.folder.path(), Some(1)).expect("options");
         LoadRequest { source: ModelSource::Path(core_fixtures().join("tiny/llama")), options }
-    }
-
-    /// `None`, with a line printed, where there is no adapter to run on.
-    fn start(&self, request: LoadRequest) -> Option<EngineHandle> {
-        let engine = EngineHandle::start(request.options.clone());
-        engine.load(request);
-        match engine.wait_for_model(|_| {}) {
-            Ok(_) => Some(engine),
-            Err(EngineStatus::Failed { kind: FailureKind::NoAdapter, message, .. }) if !require_gpu() => {
-                println!("skipped: {message}");
-                None
-            }
-            Err(status) => panic!("{status:?}"),
-        }
     }
 }
 
@@ -84,7 +70,7 @@ fn adapters_share_a_batch_and_no_prefixes_and_are_replayed() {
     let world = World::new();
     let record = world.folder.path().join("run.jsonl");
     let request = world.request(&["a", "b"], |args| args.record = Some(record.clone()));
-    let Some(engine) = world.start(request.clone()) else { return };
+    let Some(engine) = started(request.clone()) else { return };
     let loras = engine.model().expect("loaded").loras.list();
     assert_eq!(loras.iter().map(|l| (l.name.as_str(), l.rank)).collect::<Vec<_>>(), [("a", 8), ("b", 4)]);
     let ids = [0, loras[0].id, loras[1].id];
@@ -119,7 +105,7 @@ fn adapters_share_a_batch_and_no_prefixes_and_are_replayed() {
 #[test]
 fn adapters_come_and_go_while_the_engine_runs() {
     let world = World::new();
-    let Some(engine) = world.start(world.request(&["a"], |args| args.lora.max_loras = Some(2))) else { return };
+    let Some(engine) = started(world.request(&["a"], |args| args.lora.max_loras = Some(2))) else { return };
     let path = |name: &str| world.folder.path().join(name);
     let too_large = engine.load_lora("x", &path("none"));
     assert!(
@@ -155,7 +141,7 @@ fn adapters_come_and_go_while_the_engine_runs() {
 #[test]
 fn the_model_of_a_request_chooses_its_adapter() {
     let world = World::new();
-    let Some(engine) = world.start(world.request(&["a", "b"], |_| {})) else { return };
+    let Some(engine) = started(world.request(&["a", "b"], |_| {})) else { return };
     let served = Fleet::of_one(engine.clone(), vec!["base".into()]);
     let server = TestServer::start_fleet(served, engine, ServerOptions::local());
     let cards = server.get("/v1/models").json()["data"].clone();

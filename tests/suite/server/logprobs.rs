@@ -1,10 +1,8 @@
 //! Log-probabilities and sampling fields on a real model.
 
 use super::TestServer;
-use crate::support::{core_fixtures, require_gpu};
-use kvasir::config::{EngineArgs, EngineSection};
-use kvasir::engine::EngineHandle;
-use kvasir::engine::options::{EngineOptions, LoadRequest, ModelSource};
+use crate::support::{core_fixtures, tiny_llama_engine};
+use kvasir::engine::options::EngineOptions;
 use kvasir::server::ServerOptions;
 use serde_json::{Value, json};
 
@@ -15,22 +13,7 @@ pub fn tiny_llama() -> Option<TestServer> {
 
 /// The same with other options.
 pub fn tiny_llama_with(server: ServerOptions, adjust: impl FnOnce(&mut EngineOptions)) -> Option<TestServer> {
-    let mut options = EngineArgs::default()
-        .resolve(&EngineSection::default(), &std::env::temp_dir(), Some(0))
-        .expect("default options");
-    options.num_gpu_blocks_override = Some(256);
-    options.max_model_len = Some(512);
-    adjust(&mut options);
-    let engine = EngineHandle::start(options.clone());
-    engine.load(LoadRequest { source: ModelSource::Path(core_fixtures().join("tiny/llama")), options });
-    match engine.wait_for_model(|_| {}) {
-        Ok(_) => Some(TestServer::start(engine, server)),
-        Err(status) => {
-            assert!(!require_gpu(), "REQUIRE_GPU is set: {status:?}");
-            println!("skipped: no adapter");
-            None
-        }
-    }
+    Some(TestServer::start(tiny_llama_engine(adjust)?, server))
 }
 
 fn chat(extra: Value) -> Value {

@@ -4,6 +4,7 @@ use super::ServeBenchArgs;
 use super::prompts::Prompt;
 use crate::cli::error::CliError;
 use crate::engine::remote::EventLines as Lines;
+use crate::model::hub::with_causes;
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -67,7 +68,7 @@ impl Target {
         if ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| args.base_url.contains(host)) {
             builder = builder.no_proxy();
         }
-        let client = builder.build().map_err(|e| CliError::failure(chain(&e)))?;
+        let client = builder.build().map_err(|e| CliError::failure(with_causes(&e)))?;
         let mut target = Target {
             client,
             base_url: args.base_url.trim_end_matches('/').to_owned(),
@@ -129,7 +130,7 @@ impl Target {
 
     async fn stream(&self, prompt: &Prompt, started: Instant, outcome: &mut Outcome) -> Result<(), String> {
         let sent = self.request(self.endpoint.path(), &self.body(prompt)).send().await;
-        let mut response = sent.map_err(|e| chain(&e))?;
+        let mut response = sent.map_err(|e| with_causes(&e))?;
         let status = response.status();
         if !status.is_success() {
             return Err(format!("{status}: {}", response.text().await.unwrap_or_default()));
@@ -137,7 +138,7 @@ impl Target {
         let mut lines = Lines::default();
         let mut last = None;
         let mut num_chunks = 0;
-        while let Some(bytes) = response.chunk().await.map_err(|e| chain(&e))? {
+        while let Some(bytes) = response.chunk().await.map_err(|e| with_causes(&e))? {
             let now = Instant::now();
             for data in lines.push(&bytes) {
                 let Ok(event) = serde_json::from_str::<Value>(&data) else { continue };
@@ -174,22 +175,11 @@ impl Target {
 }
 
 async fn json_of(request: RequestBuilder) -> Result<Value, String> {
-    let response = request.send().await.map_err(|e| chain(&e))?;
+    let response = request.send().await.map_err(|e| with_causes(&e))?;
     let status = response.status();
-    let text = response.text().await.map_err(|e| chain(&e))?;
+    let text = response.text().await.map_err(|e| with_causes(&e))?;
     if !status.is_success() {
         return Err(format!("{status}: {text}"));
     }
     serde_json::from_str(&text).map_err(|e| e.to_string())
-}
-
-/// An error and what caused it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
