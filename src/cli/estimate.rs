@@ -69,12 +69,15 @@ pub fn run(args: &EstimateArgs) -> CliResult {
             Ok(Exit::Ok)
         }
         Err(failure) if failure.kind == FailureKind::DoesNotFit && args.json => {
+            let len = options.max_model_len.unwrap_or(spec.max_position);
+            let config = memory_plan::executor_config(&options, memory::MIN_BLOCKS, len);
             out::json(&json!({
                 "weights_bytes": wgpu_executor::weights_bytes(&model).map_err(LoadFailure::from)?,
                 "kv_bytes_per_token": memory::kv_bytes_per_token(spec, options.kv_token_bytes()),
-                "available_bytes": machine.available_bytes,
+                "workspace_bytes": wgpu_executor::workspace_bytes(&model, &config).map_err(LoadFailure::from)?,
+                "available_bytes": options.gpu_memory_bytes.or(machine.available_bytes),
                 "fits": false,
-                "max_model_len": spec.max_position,
+                "max_model_len": len,
                 "suggestion": failure.fix,
             }))?;
             Err(failure.into())

@@ -118,9 +118,10 @@ impl From<LoadError> for LoadFailure {
     }
 }
 
-/// What helps when a model does not fit.
-const MEMORY_FIX: &str = "lower --max-model-len, --max-num-seqs or --max-num-batched-tokens, or choose a smaller or more strongly quantised model; \
-                          `kvasir estimate` shows the figures";
+/// What helps when the driver refuses memory.
+const MEMORY_FIX: &str = "tell the adapter's memory with --gpu-memory-gb, so that what fits is planned (`kvasir estimate` shows \
+                          the figures), lower --max-model-len or --max-num-seqs, or choose a smaller or more strongly \
+                          quantised model";
 
 /// The adapter that the options ask for.
 pub fn gpu_request(options: &EngineOptions) -> GpuRequest {

@@ -1,6 +1,7 @@
 //! All tests that need more than one module, in one binary: one link, one process that shares a GPU device.
 //! `cargo test --release sim` filters as usual.
 
+mod advice;
 mod app;
 mod beam;
 mod canary;
