@@ -66,6 +66,9 @@ pub struct ServeArgs {
     /// Whether reasoning between marks such as <think> is told apart: auto or none
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = ["auto", "none"])]
     pub reasoning_parser: String,
+    /// Let clients load and unload LoRA adapters from folders of this machine (/v1/load_lora_adapter)
+    #[arg(long, env = "KVASIR_ALLOW_RUNTIME_LORA_UPDATING", hide_env_values = true)]
+    pub allow_runtime_lora_updating: bool,
     #[command(flatten)]
     pub pooling: PoolingArg,
     /// Send a span for each request to this OpenTelemetry collector, as OTLP over HTTP (http://localhost:4318)
@@ -106,7 +109,9 @@ pub struct ServeArgs {
 
 pub fn run(args: &ServeArgs) -> CliResult {
     let file = session::config()?;
-    let engine_options = session::engine_options(&args.engine, &file, args.seed, |options| {
+    let mut engine_args = args.engine.clone();
+    engine_args.lora.enable_lora |= args.allow_runtime_lora_updating;
+    let engine_options = session::engine_options(&engine_args, &file, args.seed, |options| {
         options.max_queue = args.max_queue.map_or(options.max_queue, |n| n.0.max(1));
     })?;
     let plan = serve_fleet::plan(args, engine_options, &file)?;
@@ -177,6 +182,7 @@ fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
         is_vllm_compatible: args.compat == "vllm",
         tool_call_parser: args.tool_call_parser.clone(),
         splits_reasoning: args.reasoning_parser == "auto",
+        allows_lora_updates: args.allow_runtime_lora_updating,
         pooling: args.pooling.pooling(),
         num_threads: 2,
         otlp_traces_endpoint: args.otlp_traces_endpoint.clone(),

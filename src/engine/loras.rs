@@ -8,7 +8,7 @@ use super::handle::{EngineHandle, FailureKind};
 use super::loader::LoadFailure;
 use super::options::{EngineOptions, LoraOptions};
 use super::thread::LoadCommand;
-use crate::executor::Executor;
+use crate::executor::{ExecError, Executor};
 use crate::model::Model;
 use crate::model::lora::Adapter;
 use crate::protocol::{EngineCommand, InvalidParam, RunError};
@@ -186,7 +186,10 @@ impl EngineCore {
             return Err(LoraError::NameTaken(name));
         }
         let executor = self.executor.as_mut().ok_or(LoraError::NoModel)?;
-        executor.load_adapter(&adapter).map_err(|e| LoraError::NoRoom(e.to_string()))?;
+        executor.load_adapter(&adapter).map_err(|error| match error {
+            ExecError::Rejected(fault) => LoraError::NoRoom(fault),
+            error => LoraError::NoRoom(error.to_string()),
+        })?;
         Ok(self.model.loras.insert(name, adapter))
     }
 

@@ -10,6 +10,7 @@
 //! [`prompt`] (messages to tokens), [`generation`] (engine events to deltas), [`structured`] (grammars), [`tools`], [`reasoning`], [`answer`] (text to parts), [`reducer`], [`sse`], [`metrics`], [`traces`], [`kv_events`], [`stall`], then a file per
 //! endpoint.
 
+mod adapters;
 mod answer;
 pub mod app;
 mod blocks;

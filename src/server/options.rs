@@ -80,6 +80,8 @@ pub struct ServerOptions {
     pub tool_call_parser: String,
     /// Reasoning is told apart from content where the template has marks for it.
     pub splits_reasoning: bool,
+    /// Clients may load and unload LoRA adapters.
+    pub allows_lora_updates: bool,
     /// How embeddings are pooled; `None` leaves it to the model's files.
     pub pooling: Option<Pooling>,
     /// Threads for HTTP.
@@ -113,6 +115,7 @@ impl ServerOptions {
             is_vllm_compatible: true,
             tool_call_parser: "auto".into(),
             splits_reasoning: true,
+            allows_lora_updates: false,
             pooling: None,
             num_threads: 2,
             otlp_traces_endpoint: None,

@@ -1,5 +1,6 @@
 //! Which path leads to which handler, what is said about it in the document, and the layers around all.
 
+use super::adapters::{LoadLoraFields, UnloadLoraFields};
 use super::app::App;
 use super::embeddings::{EmbeddingFields, EmbeddingResponse};
 use super::error::ApiError;
@@ -20,8 +21,8 @@ use super::wire::messages::{Message, MessageCount, MessagesEvent, MessagesFields
 use super::wire::responses::{DeletedResponse, NumberedEvent, ResponseObject, ResponsesFields};
 use super::wire::{RenderedPrompt, SamplingFields};
 use super::{
-    chat, completions, embeddings, guard, health, infer, inference, messages, models, observe, openapi, prefixes,
-    responses, tokens,
+    adapters, chat, completions, embeddings, guard, health, infer, inference, messages, models, observe, openapi,
+    prefixes, responses, tokens,
 };
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -189,6 +190,15 @@ fn of_operators() -> Vec<Endpoint> {
             .query::<ModelQuery>()
             .answers::<EvictedPrefix>()
             .refuses(&[503]),
+        Endpoint::post("/v1/load_lora_adapter", "Loads a LoRA adapter from a folder of the server", adapters::load)
+            .takes::<LoadLoraFields>()
+            .answers_text()
+            .runs(),
+        Endpoint::post("/v1/unload_lora_adapter", "Unloads a LoRA adapter", adapters::unload)
+            .takes::<UnloadLoraFields>()
+            .answers_text()
+            .runs()
+            .refuses(&[409]),
         Endpoint::post("/reset_prefix_cache", "Forgets prefixes that are not pinned", health::reset_prefix_cache)
             .refuses(&[503]),
         Endpoint::post("/abort_requests", "Aborts requests by name, or all", health::abort_requests)

@@ -201,7 +201,10 @@ impl LoraSlots {
             return Ok(());
         }
         let LoraLimits { max_adapters, max_rank } = self.limits;
-        if adapter.rank > max_rank && !self.slots.is_empty() {
+        if self.slots.is_empty() {
+            return Err(ExecError::Rejected("no room was made for adapters (--enable-lora, --max-loras)".into()));
+        }
+        if adapter.rank > max_rank {
             let fault = format!("the adapter's rank is {}, --max-lora-rank is {max_rank}", adapter.rank);
             return Err(ExecError::Rejected(fault));
         }

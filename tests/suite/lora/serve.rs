@@ -1,7 +1,7 @@
 //! LoRA adapters through the engine and the server, on a small real model.
 
 use super::*;
-use crate::server::TestServer;
+use crate::server::{Answer, TestServer};
 use crate::support::started;
 use kvasir::config::{EngineArgs, EngineSection, HumanInt};
 use kvasir::engine::EngineHandle;
@@ -160,4 +160,57 @@ fn the_model_of_a_request_chooses_its_adapter() {
     assert_eq!(complete("a"), texts[1]);
     let unknown = server.post("/v1/completions", &json!({ "model": "c", "prompt": "x" }));
     assert_eq!((unknown.status, unknown.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
+}
+
+#[test]
+fn clients_load_and_unload_adapters_where_the_server_allows_it() {
+    let world = World::new();
+    let Some(engine) = started(world.request(&["a"], |args| args.lora.max_loras = Some(2))) else { return };
+    let options = ServerOptions { allows_lora_updates: true, ..ServerOptions::local() };
+    let server = TestServer::start_fleet(Fleet::of_one(engine.clone(), vec!["base".into()]), engine, options);
+    let path = |name: &str| world.folder.path().join(name).display().to_string();
+    let load =
+        |name: &str, path: &str| server.post("/v1/load_lora_adapter", &json!({ "lora_name": name, "lora_path": path }));
+    let unload = |name: &str| server.post("/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+    let complete = |model: &str| {
+        let body = json!({ "model": model, "prompt": [5, 9, 31, 77, 120], "max_tokens": 8, "temperature": 0, "ignore_eos": true });
+        server.post("/v1/completions", &body)
+    };
+    assert_eq!(complete("b").status, 404);
+    let loaded = load("b", &path("b"));
+    assert_eq!((loaded.status, loaded.body.as_str()), (200, "Success: LoRA adapter 'b' added successfully."));
+    assert_eq!(server.get("/v1/models/b").json()["parent"], "base");
+    let texts = ["base", "a", "b"].map(|model| complete(model).json()["choices"][0]["text"].clone());
+    assert!(texts[0] != texts[2] && texts[1] != texts[2], "{texts:?}");
+    // Refusals, by field.
+    let error = |answer: Answer| (answer.status, answer.json()["error"]["param"].clone(), answer.body);
+    for name in ["b", "base"] {
+        let (status, param, body) = error(load(name, &path("b")));
+        assert!(status == 400 && param == "lora_name" && body.contains("has already been loaded"), "{body}");
+    }
+    // The same content takes no place of its own.
+    let twin = load("c", &path("a"));
+    assert_eq!((twin.status, twin.body.as_str()), (200, "Success: LoRA adapter 'c' added successfully."));
+    let (status, param, body) = error(load("d", &path("none")));
+    assert!(status == 400 && param == "lora_path" && body.contains("no adapter_config.json (none)"), "{body}");
+    assert!(!body.contains(&path("")), "no other path is told: {body}");
+    let (status, param, _) = error(load("", &path("b")));
+    assert_eq!((status, param), (400, json!("lora_name")));
+    let in_place = json!({ "lora_name": "b", "lora_path": path("b"), "load_inplace": true });
+    assert_eq!(server.post("/v1/load_lora_adapter", &in_place).status, 501);
+    // It goes, and comes again with the same answers.
+    assert_eq!(unload("b").body, "Success: LoRA adapter 'b' removed successfully.");
+    assert_eq!((unload("b").status, unload("base").status, complete("b").status), (404, 404, 404));
+    assert_eq!(load("b", &path("b")).status, 200);
+    assert_eq!(complete("b").json()["choices"][0]["text"], texts[2]);
+}
+
+#[test]
+fn a_server_that_allows_no_adapters_of_clients_refuses_them() {
+    let server = TestServer::fake();
+    let body = json!({ "lora_name": "a", "lora_path": "/tmp/a" });
+    for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
+        let answer = server.post(path, &body);
+        assert!(answer.status == 403 && answer.body.contains("--allow-runtime-lora-updating"), "{}", answer.body);
+    }
 }
