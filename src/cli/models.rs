@@ -150,7 +150,8 @@ fn pull(id: &str) -> CliResult {
 fn access() -> Result<HubAccess, CliError> {
     let env = environment();
     let variable = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
-    let token_file = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(env.hf_home.clone()?.join("token")));
+    let token_file = variable("HF_TOKEN_PATH").map(PathBuf::from);
+    let token_file = token_file.or_else(|| Some(catalog::hugging_face_home(&env)?.join("token")));
     let token = variable("HF_TOKEN")
         .or_else(|| token_file.and_then(|path| std::fs::read_to_string(path).ok()).map(|t| t.trim().to_string()));
     let cache = catalog::hugging_face_cache(&env)

@@ -85,9 +85,12 @@ pub struct CatalogEntry {
 /// The Hugging Face cache, in the order in which the Python client looks.
 pub fn hugging_face_cache(env: &CatalogEnv) -> Option<PathBuf> {
     let direct = env.hf_hub_cache.clone().or_else(|| env.huggingface_hub_cache.clone());
-    let by_home = || env.hf_home.as_ref().map(|home| home.join("hub"));
-    let by_cache = || Some(cache_home(env)?.join("huggingface/hub"));
-    direct.or_else(by_home).or_else(by_cache)
+    direct.or_else(|| Some(hugging_face_home(env)?.join("hub")))
+}
+
+/// Where the Python client keeps its cache and the user's token unless it is told otherwise.
+pub fn hugging_face_home(env: &CatalogEnv) -> Option<PathBuf> {
+    env.hf_home.clone().or_else(|| Some(cache_home(env)?.join("huggingface")))
 }
 
 fn cache_home(env: &CatalogEnv) -> Option<PathBuf> {

@@ -5,7 +5,7 @@
 //! Files of git itself have no SHA-256: their size is checked here, their content when the model opens.
 //! The asynchronous runtime lives inside one call.
 
-use super::select::{Repo, RepoFile, RepoId, choose_files, parse_repo};
+use super::select::{Repo, RepoFile, RepoId, choose_files, is_plain_name, parse_repo};
 use super::{FetchError, FetchProgress, FetchStage, OnProgress, check_cancel, sha256_of_file};
 use reqwest::header::{CONTENT_RANGE, RANGE};
 use reqwest::{Client, Response, StatusCode};
@@ -56,13 +56,44 @@ pub fn download(
 ) -> Result<PathBuf, FetchError> {
     let repo_id = RepoId::parse(id)?;
     if access.offline {
-        return Err(FetchError::Offline { id: id.to_owned() });
+        return from_cache(&repo_id, access).ok_or_else(|| FetchError::Offline { id: id.to_owned() });
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| FetchError::Network(e.to_string()))?;
     let client = client(access)?;
     let mut session = Session { client, access, id: &repo_id, on_progress, cancel };
     runtime.block_on(session.fetch_model())
+}
+
+/// The place of a model that was fetched before, as a whole.
+fn from_cache(id: &RepoId, access: &HubAccess) -> Option<PathBuf> {
+    let folder = folder_of(id, access);
+    // A commit is named there once all of its files were fetched.
+    let refs = folder.join("refs");
+    let commit_at = |path: PathBuf| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
+    let by_itself =
+        || std::fs::read_dir(&refs).ok()?.flatten().find_map(|e| commit_at(e.path()).filter(|c| *c == id.revision));
+    let commit = commit_at(refs.join(&id.revision)).or_else(by_itself).filter(|commit| is_plain_name(commit))?;
+    let snapshot = folder.join("snapshots").join(&commit);
+    let entries = std::fs::read_dir(&snapshot).ok()?;
+    let file = |entry: std::fs::DirEntry| {
+        let num_bytes = std::fs::metadata(entry.path()).ok()?.len();
+        let path = entry.file_name().into_string().ok()?;
+        Some(RepoFile { path, num_bytes, blob: String::new(), sha256: None })
+    };
+    let repo = Repo { commit, files: entries.flatten().filter_map(file).collect() };
+    let first = choose_files(id, &repo).ok()?.swap_remove(0).path;
+    Some(opened_at(&snapshot, &first))
+}
+
+/// The place of a repository in the cache.
+fn folder_of(id: &RepoId, access: &HubAccess) -> PathBuf {
+    access.cache.join(format!("models--{}--{}", id.org, id.name))
+}
+
+/// What to open of a snapshot whose first file is this one.
+fn opened_at(snapshot: &Path, first: &str) -> PathBuf {
+    if first.ends_with(".gguf") { join_path(snapshot, first) } else { snapshot.to_owned() }
 }
 
 fn client(access: &HubAccess) -> Result<Client, FetchError> {
@@ -95,7 +126,7 @@ impl Session<'_, '_> {
     async fn fetch_model(&mut self) -> Result<PathBuf, FetchError> {
         let repo = self.describe().await?;
         let files = choose_files(self.id, &repo)?;
-        let folder = self.access.cache.join(format!("models--{}--{}", self.id.org, self.id.name));
+        let folder = folder_of(self.id, self.access);
         let snapshot = folder.join("snapshots").join(&repo.commit);
         for file in &files {
             let blob = folder.join("blobs").join(&file.blob);
@@ -103,15 +134,14 @@ impl Session<'_, '_> {
             place(&blob, &snapshot, file)?;
         }
         write_ref(&folder, &self.id.revision, &repo.commit)?;
-        let first = &files[0].path;
-        Ok(if first.ends_with(".gguf") { join_path(&snapshot, first) } else { snapshot })
+        Ok(opened_at(&snapshot, &files[0].path))
     }
 
     async fn describe(&mut self) -> Result<Repo, FetchError> {
         let (endpoint, name, revision) = (&self.access.endpoint, self.id.full_name(), &self.id.revision);
         let url = format!("{endpoint}/api/models/{name}/revision/{revision}?blobs=true");
         let mut response = self.get(&url, 0).await?;
-        check_status(&response, &name)?;
+        self.check_status(&response, &name)?;
         let mut body = Vec::new();
         while let Some(chunk) = self.chunk(&mut response).await? {
             body.extend_from_slice(&chunk);
@@ -169,7 +199,7 @@ impl Session<'_, '_> {
             return Ok(());
         }
         let mut response = self.get(url, have).await?;
-        check_status(&response, &file.path)?;
+        self.check_status(&response, &file.path)?;
         let continues = response.status() == StatusCode::PARTIAL_CONTENT && range_start(&response) == Some(have);
         if !continues {
             have = 0;
@@ -219,6 +249,27 @@ impl Session<'_, '_> {
         }
     }
 
+    fn check_status(&self, response: &Response, what: &str) -> Result<(), FetchError> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(());
+        }
+        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+            return Err(FetchError::Network(format!("the hub answered {} for {what}", status.as_u16())));
+        }
+        let hint = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.access.token.is_some() => {
+                " (the token is not accepted, or may not read it: accept the model's licence on the hub, or make a new token)"
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                " (there is no such model, or it is gated: accept its licence on the hub and set HF_TOKEN)"
+            }
+            StatusCode::NOT_FOUND => " (there is no such model, revision or file)",
+            _ => "",
+        };
+        Err(FetchError::Status { status: status.as_u16(), what: what.to_owned(), hint })
+    }
+
     /// The next piece of a body; `None` at its end.
     async fn chunk(
         &self,
@@ -237,24 +288,6 @@ impl Session<'_, '_> {
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |e| e.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
-fn check_status(response: &Response, what: &str) -> Result<(), FetchError> {
-    let status = response.status();
-    if status.is_success() {
-        return Ok(());
-    }
-    if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-        return Err(FetchError::Network(format!("the hub answered {} for {what}", status.as_u16())));
-    }
-    let hint = match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            " (there is no such model, or it is gated: accept its licence on the hub and set HF_TOKEN)"
-        }
-        StatusCode::NOT_FOUND => " (there is no such model, revision or file)",
-        _ => "",
-    };
-    Err(FetchError::Status { status: status.as_u16(), what: what.to_owned(), hint })
 }
 
 /// First byte of a `Content-Range: bytes A-B/C`.

@@ -74,13 +74,14 @@ fn serve(mut stream: TcpStream, fault: Fault, log: &Mutex<Vec<String>>) {
         log.push(format!("{request} range {range:?}"));
         log.iter().filter(|l| l.contains("model.safetensors")).count() == 1
     };
-    assert_eq!(header("authorization: ").as_deref(), Some("bearer secret"));
     let (mut body, known) = body_of(&request);
+    let is_let_in = header("authorization: ").as_deref() == Some("bearer secret");
     if fault == Fault::FlippedByte && request.contains("model.safetensors") {
         body[1234] ^= 1;
     }
     let start = range.filter(|_| fault != Fault::CutOnceWithoutRanges).unwrap_or(0);
     let status = match (known, start) {
+        _ if !is_let_in => "401 Unauthorized".to_owned(),
         (false, _) => "404 Not Found".to_owned(),
         (true, 0) => "200 OK".to_owned(),
         (true, start) => {
@@ -182,6 +183,38 @@ fn a_cancel_keeps_the_part_and_the_next_try_completes_it() {
     assert_eq!(complete.count(), 0);
     let path = fetch(&server, dir.path()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(std::fs::read(path.join("model.safetensors")).expect("there"), weights());
+}
+
+#[test]
+fn a_gated_model_says_what_to_do_with_and_without_a_token() {
+    let (server, dir) = (Server::start(Fault::None), tempfile::tempdir().expect("a temporary folder"));
+    let fault_with = |token: Option<&str>| {
+        let access = HubAccess { token: token.map(str::to_owned), ..server.access(dir.path()) };
+        let fault = download("org/tiny", &access, &mut |_| (), &AtomicBool::new(false)).expect_err("not let in");
+        assert!(matches!(fault, FetchError::Status { status: 401, .. }), "{fault}");
+        fault.to_string()
+    };
+    assert!(fault_with(None).contains("set HF_TOKEN"), "{}", fault_with(None));
+    let wrong = fault_with(Some("wrong"));
+    assert!(wrong.contains("the token is not accepted") && !wrong.contains("wrong"), "{wrong}");
+    assert!(!dir.path().join("models--org--tiny").exists());
+    fetch(&server, dir.path()).unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn offline_takes_what_is_there_as_a_whole() {
+    let (server, dir) = (Server::start(Fault::CutOnce), tempfile::tempdir().expect("a temporary folder"));
+    let offline = HubAccess { offline: true, ..server.access(dir.path()) };
+    let take = |id: &str| download(id, &offline, &mut |_| (), &AtomicBool::new(false));
+    assert!(matches!(take("org/tiny"), Err(FetchError::Offline { .. })));
+    let path = fetch(&server, dir.path()).unwrap_or_else(|e| panic!("{e}"));
+    let asked = server.requests_for("/");
+    assert_eq!(take("org/tiny").expect("it is there"), path);
+    assert_eq!(take("org/tiny@c0ffee").expect("by its commit"), path);
+    assert!(matches!(take("org/tiny@other"), Err(FetchError::Offline { .. })));
+    assert_eq!(server.requests_for("/"), asked, "the hub is not asked");
+    std::fs::remove_file(path.join("model.safetensors")).expect("removed");
+    assert!(matches!(take("org/tiny"), Err(FetchError::Offline { .. })), "the weights are gone");
 }
 
 #[test]
