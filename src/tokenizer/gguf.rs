@@ -1,20 +1,21 @@
 //! The vocabulary of a GGUF file: checks, then a tokenizer that gives llama.cpp's ids.
 //!
-//! `tokenizer.ggml.model` "gpt2" is byte-level BPE with the splitting rule named by `tokenizer.ggml.pre` ("gemma4" is such
-//! a name, and a model too); "llama" is SentencePiece by score, "t5" SentencePiece's unigram, "bert" word pieces. Other models
+//! `tokenizer.ggml.model` "gpt2" is BPE with the splitting rule named by `tokenizer.ggml.pre` ("gemma4" and "whitespace" are
+//! such names, and models too); "llama" is SentencePiece by score, "t5" SentencePiece's unigram, "bert" word pieces. Other models
 //! are refused by name. Every length and index is checked here.
 
 mod unigram;
 mod wordpiece;
 
 use super::normaliser::{CharMap, Normaliser};
-use super::pre_types::{PreType, pre_type};
+use super::pre_types::{PreType, Spelling, pre_type};
 use super::spm::Spm;
 use super::table::{Entry, TokenTable, byte_level_bytes, byte_token, sentencepiece_bytes};
 use super::{Encoder, Ends, NamedToken, NamedTokens, Pieces, Tokenizer, TokenizerError};
 use crate::ids::TokenId;
 use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::Replace;
+use tokenizers::normalizers::utils::Lowercase;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
@@ -24,7 +25,7 @@ use tokenizers::tokenizer::{AddedToken, AddedVocabulary, SplitDelimiterBehavior}
 /// The keys `tokenizer.ggml.*` of a GGUF file. Lists that a file lacks are empty.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct GgufVocab {
-    /// `tokenizer.ggml.model`: "gpt2", "llama", "t5", "bert" or "gemma4".
+    /// `tokenizer.ggml.model`: "gpt2", "llama", "t5", "bert", "gemma4" or "whitespace".
     pub model: String,
     /// `tokenizer.ggml.pre`; a file without it means "default".
     pub pre: Option<String>,
@@ -33,7 +34,7 @@ pub struct GgufVocab {
     pub scores: Vec<f32>,
     /// One for each token: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty: all are normal.
     pub token_types: Vec<i32>,
-    /// Pairs separated by a space, best first; only "gpt2" and "gemma4" need them.
+    /// Pairs separated by a space, best first; only "gpt2", "gemma4" and "whitespace" need them.
     pub merges: Vec<String>,
     pub bos: Option<TokenId>,
     pub eos: Option<TokenId>,
@@ -49,7 +50,7 @@ pub struct GgufVocab {
     pub char_map: Vec<u8>,
     /// What ends a text; "bert" only, as those below.
     pub sep: Option<TokenId>,
-    /// True when absent.
+    /// "bert": true when absent; "whitespace": false when absent.
     pub lowercase: Option<bool>,
     /// As `lowercase` when absent.
     pub strip_accents: Option<bool>,
@@ -85,6 +86,7 @@ pub(super) fn load(vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
     }
     match vocab.model.as_str() {
         "gpt2" => load_bpe(vocab),
+        "whitespace" => load_bpe(vocab),
         "gemma4" => load_bpe(GgufVocab { pre: Some("gemma4".into()), ..vocab }),
         "llama" => load_spm(vocab),
         "t5" => unigram::load(vocab),
@@ -109,15 +111,23 @@ fn load_bpe(vocab: GgufVocab) -> Result<Tokenizer, TokenizerError> {
     let types = token_types(&vocab)?;
     let named = named_tokens(&vocab)?;
     let ends = ends(&vocab, &named, pre.adds_bos)?;
-    let table = table(&vocab, &types, false, if pre.is_byte_level { byte_level_bytes } else { sentencepiece_bytes })?;
+    let bytes_of = match pre.spelling {
+        Spelling::ByteLevel => byte_level_bytes,
+        Spelling::SentencePiece => sentencepiece_bytes,
+        Spelling::Plain => |token: &str| token.as_bytes().to_vec(),
+    };
+    let table = table(&vocab, &types, false, bytes_of)?;
 
     let ids = vocab.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id as TokenId)).collect();
-    let model = bpe(ids, merge_pairs(&vocab.merges)?, pre.ignores_merges, !pre.is_byte_level)?;
+    let has_byte_tokens = pre.spelling == Spelling::SentencePiece;
+    let model = bpe(ids, merge_pairs(&vocab.merges)?, pre.ignores_merges, has_byte_tokens)?;
     let mut pipeline = tokenizers::Tokenizer::new(model);
     pipeline.with_pre_tokenizer(Some(splitter(&pre)?));
-    if !pre.is_byte_level {
-        let bad = |e: tokenizers::Error| TokenizerError::bad("tokenizer.ggml.pre", e.to_string());
+    let bad = |e: tokenizers::Error| TokenizerError::bad("tokenizer.ggml.pre", e.to_string());
+    if pre.spelling == Spelling::SentencePiece {
         pipeline.with_normalizer(Some(Replace::new(" ", "▁").map_err(bad)?)).map_err(bad)?;
+    } else if pre.spelling == Spelling::Plain && vocab.lowercase == Some(true) {
+        pipeline.with_normalizer(Some(Lowercase)).map_err(bad)?;
     }
     let added = added_tokens(&vocab, &types, pipeline.get_model())?;
     let encoder = Encoder::GgufPipeline { pipeline: Box::new(pipeline), whole_newlines: pre.whole_newlines, ends };
@@ -289,7 +299,7 @@ fn splitter(pre: &PreType) -> Result<Sequence, TokenizerError> {
             .map_err(|e| TokenizerError::bad("tokenizer.ggml.pre", e.to_string()))?;
         steps.push(split.into());
     }
-    if pre.is_byte_level {
+    if pre.spelling == Spelling::ByteLevel {
         steps.push(ByteLevel::new(false, false, false).into());
     }
     Ok(Sequence::new(steps))
@@ -299,7 +309,7 @@ fn splitter(pre: &PreType) -> Result<Sequence, TokenizerError> {
 mod tests {
     use super::*;
 
-    /// Every name that llama.cpp knew in November 2026, but for "whitespace", which goes with a model of its own.
+    /// Every name that llama.cpp knew in November 2026.
     const ALL_NAMES: &str = "default minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano \
         deepseek-llm deepseek-coder deepseek-v3 spark2_5 youtu falcon mpt starcoder gpt-2 phi-2 jina-es jina-de gigachat \
         jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jais-2 gemma4 granite-embed-multi-311m sarvam-moe jina-v1-en \
@@ -307,7 +317,7 @@ mod tests {
         poro-chat glm4 chatglm-bpe viking jais tekken smollm codeshell bloom gpt3-finnish exaone exaone4 exaone-moe chameleon \
         minerva-7b megrez gpt-4o llama4 kanana2 talkie granite-embed-multi-97m tiny_aya cohere2moe superbpe trillion \
         granite-docling bailingmoe bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm kimi-k2 ufakzeka \
-        grok-2 afmoe laguna minimax-m2 solar-open mellum2";
+        grok-2 afmoe laguna minimax-m2 solar-open mellum2 whitespace";
 
     #[test]
     fn the_expressions_of_every_splitting_rule_are_valid() {
@@ -316,7 +326,7 @@ mod tests {
             let pre = pre_type(name).unwrap_or_else(|| panic!("{name} is not known"));
             assert!(splitter(&pre).is_ok(), "{name}");
         }
-        assert!(pre_type("martian").is_none() && pre_type("whitespace").is_none());
+        assert!(pre_type("martian").is_none());
     }
 
     fn pieces(name: &str, text: &str) -> Vec<String> {
@@ -366,5 +376,27 @@ mod tests {
         assert_eq!(pieces("ufakzeka", "Ankara'nın"), ["Ankara", "'nın"]);
         assert_eq!(pieces("chameleon", "IMGIMGABZ a,b\tc"), ["IMGIMGABZ", " a", ",", "b", "\t", "c"]);
         assert_eq!(pieces("granite-embed-multi-97m", "कि Ab's"), ["कि", " Ab's"]);
+    }
+
+    #[test]
+    fn words_between_spaces_are_merged_as_they_are_written() {
+        let tokens = ["<s>", "</s>", "ä", "b", "中", "äb", "B", "b中", "▁"].map(String::from).to_vec();
+        let vocab = |lowercase| GgufVocab {
+            model: "whitespace".into(),
+            pre: Some("whitespace".into()),
+            tokens: tokens.clone(),
+            token_types: vec![3, 3, 1, 1, 1, 1, 1, 1, 1],
+            merges: vec!["ä b".into(), "b 中".into()],
+            lowercase,
+            ..GgufVocab::default()
+        };
+        let ids = |lowercase, text: &str| {
+            load(vocab(lowercase)).expect("a vocabulary").encode(text, crate::tokenizer::AddSpecial::No).expect("ids")
+        };
+        // Merges do not cross spaces; spaces, and what has no token, are left out.
+        assert_eq!(ids(None, "äb b中\n ä  b x▁"), [5, 7, 2, 3, 8]);
+        assert_eq!(ids(None, "B äb"), [6, 5]);
+        assert_eq!(ids(Some(true), "B ÄB"), [3, 5]);
+        assert_eq!(load(vocab(None)).expect("a vocabulary").decode(&[5, 8, 4], false), "äb▁中");
     }
 }

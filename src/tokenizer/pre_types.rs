@@ -11,10 +11,20 @@ pub(super) struct PreType {
     pub ignores_merges: bool,
     /// Begin-of-sequence is added unless the file says otherwise.
     pub adds_bos: bool,
-    /// Tokens spell bytes in GPT-2's characters; else they are text with `▁` for spaces, and byte tokens for the rest.
-    pub is_byte_level: bool,
+    pub spelling: Spelling,
     /// Runs of line breaks that are tokens as they stand are not merged.
     pub whole_newlines: bool,
+}
+
+/// How tokens are written down.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Bytes in GPT-2's characters.
+    ByteLevel,
+    /// Text with `▁` for spaces, and byte tokens for the rest.
+    SentencePiece,
+    /// Text as it is; what has no token is left out, as are the spaces between words.
+    Plain,
 }
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
@@ -134,6 +144,7 @@ const DEEPSEEK_LETTERS: &str = concat!(
     r"ὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212a}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳ",
     r"Ꙁ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
 );
+const WORDS: &str = r"\S+";
 const LINES: &str = r"[^\n]+|[\n]+";
 /// One to three digits with a multiple of three behind them.
 const THREES: &str = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))";
@@ -141,8 +152,13 @@ const BLOOM: &str = " ?[^(\\s|.,!?…。，、।۔،)]+";
 
 /// The meaning of `name`; `None` for names that are unknown or not attempted.
 pub(super) fn pre_type(name: &str) -> Option<PreType> {
-    const PLAIN: PreType =
-        PreType { regexes: &[], ignores_merges: false, adds_bos: false, is_byte_level: true, whole_newlines: false };
+    const PLAIN: PreType = PreType {
+        regexes: &[],
+        ignores_merges: false,
+        adds_bos: false,
+        spelling: Spelling::ByteLevel,
+        whole_newlines: false,
+    };
     let plain = |regexes| Some(PreType { regexes, ..PLAIN });
     let with_bos = |regexes| Some(PreType { regexes, ignores_merges: true, adds_bos: true, ..PLAIN });
     let whole = |regexes| Some(PreType { regexes, ignores_merges: true, ..PLAIN });
@@ -193,10 +209,15 @@ pub(super) fn pre_type(name: &str) -> Option<PreType> {
         "ufakzeka" => plain(&[UFAKZEKA]),
         "afmoe" => plain(&[THREES, ASIAN, DEEPSEEK3_WORDS]),
         "laguna" => plain(&[LINES, QWEN2]),
-        "gemma4" | "granite-embed-multi-311m" => {
-            Some(PreType { regexes: &[LINES], adds_bos: true, is_byte_level: false, whole_newlines: true, ..PLAIN })
-        }
-        "sarvam-moe" => Some(PreType { regexes: &[LINES], is_byte_level: false, ..PLAIN }),
+        "gemma4" | "granite-embed-multi-311m" => Some(PreType {
+            regexes: &[LINES],
+            adds_bos: true,
+            spelling: Spelling::SentencePiece,
+            whole_newlines: true,
+            ..PLAIN
+        }),
+        "sarvam-moe" => Some(PreType { regexes: &[LINES], spelling: Spelling::SentencePiece, ..PLAIN }),
+        "whitespace" => Some(PreType { regexes: &[WORDS], spelling: Spelling::Plain, ..PLAIN }),
         "falcon" => plain(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"]),
         "poro-chat" | "bloom" | "gpt3-finnish" => plain(&[BLOOM]),
         "viking" => plain(&[BLOOM, r"\p{N}"]),
