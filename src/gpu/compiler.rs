@@ -11,7 +11,6 @@ use std::thread::JoinHandle;
 use super::device::{Faults, scoped};
 use super::error::GpuError;
 use super::shader::Stitched;
-use crate::model::hub::with_causes;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Below this a driver's cache holds its header only.
@@ -255,7 +254,7 @@ impl CacheFile {
         }
         match write(&self.path, hash, &data) {
             Ok(()) => self.hash = hash,
-            Err(error) => tracing::warn!("pipelines are not kept in {}: {}", self.path.display(), with_causes(&error)),
+            Err(error) => tracing::warn!("pipelines are not kept in {}: {error}", self.path.display()),
         }
     }
 }
