@@ -364,7 +364,7 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
-    /// Encode a step only when it is launched, not while the one before it runs
+    /// Encode a step only when it is launched, not while the one before it runs, as software adapters always do
     #[arg(long)]
     pub sync_steps: bool,
     /// Do not measure kernels on this adapter, and use none of what was measured: each begins as its device class has it

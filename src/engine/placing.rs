@@ -48,7 +48,9 @@ impl Recipe {
             on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
         };
         let mut executor = WgpuExecutor::tuned(gpu, model, self.config, self.num_streamed, &self.tuning, progress)?;
-        executor.set_preparing(!self.sync_steps);
+        if self.sync_steps {
+            executor.set_preparing(false);
+        }
         Ok(Box::new(executor.with_host_blocks(self.num_host_blocks)))
     }
 }

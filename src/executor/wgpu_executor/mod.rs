@@ -207,6 +207,7 @@ impl WgpuExecutor {
             weights_bytes,
             forward,
         };
+        executor.set_preparing(!executor.gpu.caps().is_cpu);
         executor.warm_up()?;
         executor.gpu.save_pipelines();
         Ok(executor)
@@ -244,8 +245,8 @@ impl WgpuExecutor {
         self.work_limits = WorkLimits { split, share, ..self.work_limits };
     }
 
-    /// Whether a step that is expected is encoded while the one before it runs; it is from the start. No bit of a result
-    /// depends on it.
+    /// Whether a step that is expected is encoded while the one before it runs. It is from the start on a graphics card; a
+    /// software adapter would lose the core that encodes. No bit of a result depends on it.
     pub fn set_preparing(&mut self, on: bool) {
         self.replayer.set_preparing(on);
     }
