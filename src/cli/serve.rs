@@ -7,7 +7,7 @@ use crate::config::{Dirs, EngineArgs, HumanInt};
 use crate::engine::EngineHandle;
 use crate::engine::handle::EngineStatus;
 use crate::server::tools::FORMATS;
-use crate::server::{KvEventFormat, KvEventOptions, ServeError, Server, ServerOptions};
+use crate::server::{KvEventFormat, KvEventOptions, ServeError, Server, ServerOptions, TlsFiles};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,18 @@ pub struct ServeArgs {
     /// Listen on this Unix socket instead
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
+    /// Speak TLS with the certificate in this PEM file, its issuers behind it
+    #[arg(long, value_name = "FILE", requires = "ssl_keyfile", conflicts_with = "uds")]
+    pub ssl_certfile: Option<PathBuf>,
+    /// The certificate's private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "ssl_certfile")]
+    pub ssl_keyfile: Option<PathBuf>,
+    /// Adapters that share a model; there is one
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub tensor_parallel_size: u32,
+    /// Adapters that take turns with a model's layers; there is one
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+    pub pipeline_parallel_size: u32,
     /// A key that lets clients in (repeatable); none lets everyone in
     #[arg(long, value_name = "KEY", env = "KVASIR_API_KEY", hide_env_values = true)]
     pub api_key: Vec<String>,
@@ -119,7 +131,10 @@ pub fn run(args: &ServeArgs) -> CliResult {
     // Before the model is read, so that a port that is taken shows at once.
     let server = Server::bind_fleet(plan.fleet, server_options(args)?)?;
     match (server.local_addr(), &args.uds) {
-        (Some(address), _) => out::note(&format!("listening on http://{address}")),
+        (Some(address), _) => {
+            let scheme = if args.ssl_certfile.is_some() { "https" } else { "http" };
+            out::note(&format!("listening on {scheme}://{address}"));
+        }
         (None, path) => out::note(&format!("listening on {}", path.clone().unwrap_or_default().display())),
     }
     engine.load(request);
@@ -167,6 +182,7 @@ fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
         host: args.host.clone(),
         port: args.port,
         uds: args.uds.clone(),
+        tls: tls_files(args),
         api_keys: args.api_key.iter().filter(|key| !key.is_empty()).cloned().collect(),
         served_names: args.served_model_name.clone(),
         allowed_origins: args.allowed_origins.clone(),
@@ -191,6 +207,10 @@ fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
     })
 }
 
+fn tls_files(args: &ServeArgs) -> Option<TlsFiles> {
+    Some(TlsFiles { certificates: args.ssl_certfile.clone()?, key: args.ssl_keyfile.clone()? })
+}
+
 fn kv_event_options(args: &ServeArgs) -> Option<KvEventOptions> {
     let format = args.kv_events_format.as_deref().and_then(KvEventFormat::parse);
     Some(KvEventOptions {
@@ -205,7 +225,7 @@ impl From<ServeError> for CliError {
     fn from(error: ServeError) -> Self {
         let exit = match error {
             ServeError::Busy { .. } => Exit::PortBusy,
-            ServeError::Bind { .. } | ServeError::Runtime(_) => Exit::Failure,
+            ServeError::Bind { .. } | ServeError::Tls { .. } | ServeError::Runtime(_) => Exit::Failure,
             ServeError::NoKvEvents => Exit::Usage,
         };
         let fixed = CliError::new(exit, error.to_string());

@@ -242,6 +242,11 @@ impl Sequence {
         self.key
     }
 
+    /// The LoRA adapter that it has; 0 is none.
+    pub fn adapter(&self) -> u64 {
+        self.key.adapter
+    }
+
     pub fn priority(&self) -> i32 {
         self.ticket.priority
     }

@@ -31,6 +31,8 @@ fn facts(model: &Model) -> Facts {
     let telemetry = model.engine.telemetry();
     model.metrics.read_steps(&telemetry);
     let (loaded, options) = (model.engine.model(), model.engine.options());
+    let loras = loaded.as_ref().map_or(Vec::new(), |model| model.loras.list());
+    let loras: Vec<(u64, String)> = loras.into_iter().map(|lora| (lora.id, lora.name)).collect();
     Facts {
         metrics: model.metrics.clone(),
         model_name: model.label(),
@@ -41,6 +43,8 @@ fn facts(model: &Model) -> Facts {
         prefix_caching: options.prefix_caching,
         kv_cache_dtype: options.kv_cache_dtype.word(),
         gpu_memory_utilization: options.gpu_memory_utilization,
+        max_loras: options.lora.max_loras.max(loras.len() as u32),
+        loras,
         snapshot: telemetry.snapshot(),
         totals: model.engine.step_totals(),
     }

@@ -1,5 +1,6 @@
 //! What the server can be told at start. Every limit is said by the caller; the command line has the defaults.
 
+use super::tls::TlsFiles;
 use crate::protocol::Pooling;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -48,6 +49,8 @@ pub struct ServerOptions {
     pub port: u16,
     /// Listen on this Unix socket instead.
     pub uds: Option<PathBuf>,
+    /// Speaks TLS, with these; not on a Unix socket.
+    pub tls: Option<TlsFiles>,
     /// Any of these lets a client in; none lets everyone in.
     pub api_keys: Vec<String>,
     /// Names that requests may call the model by, the first in answers; empty takes the model's own.
@@ -99,6 +102,7 @@ impl ServerOptions {
             host: "127.0.0.1".into(),
             port: 0,
             uds: None,
+            tls: None,
             api_keys: Vec::new(),
             served_names: Vec::new(),
             allowed_origins: Vec::new(),

@@ -8,6 +8,7 @@ use super::fleet::Fleet;
 use super::kv_events;
 use super::options::ServerOptions;
 use super::routes;
+use super::tls::{self, TlsListener};
 use crate::engine::EngineHandle;
 use axum::serve::{Listener, ListenerExt};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -30,6 +31,8 @@ pub enum ServeError {
     Busy { address: String },
     #[error("cannot listen on {address}: {fault}")]
     Bind { address: String, fault: std::io::Error },
+    #[error("TLS: {}: {fault}", path.display())]
+    Tls { path: std::path::PathBuf, fault: String },
     #[error("the server cannot run: {0}")]
     Runtime(std::io::Error),
     #[error("--kv-events-endpoint cannot be used: this program was built without kv-events")]
@@ -41,6 +44,7 @@ pub struct Server {
     app: App,
     socket: Socket,
     kv_events: Option<kv_events::Sockets>,
+    tls: Option<tokio_rustls::TlsAcceptor>,
 }
 
 enum Socket {
@@ -57,12 +61,13 @@ impl Server {
 
     /// As [`Self::bind`], for models that come and go.
     pub fn bind_fleet(fleet: Fleet, options: ServerOptions) -> Result<Server, ServeError> {
+        let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
         let socket = match &options.uds {
             Some(path) => bind_unix(path)?,
             None => Socket::Tcp(bind_tcp(&options.host, options.port)?),
         };
         let kv_events = options.kv_events.as_ref().map(kv_events::bind).transpose()?;
-        Ok(Server { app: AppState::new(fleet, options), socket, kv_events })
+        Ok(Server { app: AppState::new(fleet, options), socket, kv_events, tls })
     }
 
     /// Where changes of the prefix caches are published, and where past ones are asked for.
@@ -92,7 +97,7 @@ impl Server {
             (Some(address), _) => address.to_string(),
             (None, path) => path.clone().unwrap_or_default().display().to_string(),
         };
-        let Server { app, socket, kv_events } = self;
+        let Server { app, socket, kv_events, tls } = self;
         let result = runtime.block_on(async {
             if let Some(sockets) = kv_events {
                 sockets.start(&app, &replica).await?;
@@ -101,6 +106,9 @@ impl Server {
                 Socket::Tcp(listener) => {
                     listener.set_nonblocking(true).map_err(ServeError::Runtime)?;
                     let listener = tokio::net::TcpListener::from_std(listener).map_err(ServeError::Runtime)?;
+                    if let Some(acceptor) = tls {
+                        return serve(app, TlsListener::new(listener, acceptor), Arc::new(num_stops)).await;
+                    }
                     // Small chunks go out at once.
                     let listener = listener.tap_io(|stream| _ = stream.set_nodelay(true));
                     serve(app, listener, Arc::new(num_stops)).await

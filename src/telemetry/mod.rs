@@ -360,6 +360,9 @@ pub struct RequestInfo {
     #[serde(default)]
     pub is_beam: bool,
     pub priority: i32,
+    /// The LoRA adapter that it has; 0 is none.
+    #[serde(default)]
+    pub adapter: u64,
     /// Blocks held in host memory while it waits after a preemption.
     pub swapped_blocks: u32,
     pub preemptions: u32,

@@ -3,6 +3,7 @@
 use super::histogram::Histogram;
 use super::{Metrics, REASONS};
 use crate::engine::handle::StepTotals;
+use crate::server::app::unix_seconds;
 use crate::telemetry::{BlockState, EngineSnapshot, RequestState, WaitReason};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -21,6 +22,10 @@ pub struct Facts {
     pub prefix_caching: bool,
     pub kv_cache_dtype: &'static str,
     pub gpu_memory_utilization: f32,
+    /// Adapters by id and name.
+    pub loras: Vec<(u64, String)>,
+    /// How many adapters there is room for.
+    pub max_loras: u32,
     pub snapshot: Arc<EngineSnapshot>,
     pub totals: StepTotals,
 }
@@ -39,7 +44,7 @@ struct Page {
 /// The whole page.
 pub fn page(all: Vec<Facts>) -> String {
     let subject = |facts: Facts| {
-        let name = facts.model_name.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
+        let name = escaped(&facts.model_name);
         Subject { labels: format!("model_name=\"{name}\",engine=\"0\""), facts }
     };
     let subjects: Arc<[Subject]> = all.into_iter().map(subject).collect();
@@ -76,6 +81,28 @@ impl Load {
         }
         load
     }
+}
+
+/// Names of the adapters that requests have, by whether they run.
+fn lora_info(facts: &Facts) -> Vec<(String, f64)> {
+    let max = facts.max_loras;
+    if max == 0 {
+        return Vec::new();
+    }
+    let names = |is_wanted: fn(&RequestState) -> bool| {
+        let has_some = |id: u64| facts.snapshot.requests.iter().any(|r| r.adapter == id && is_wanted(&r.state));
+        let names = facts.loras.iter().filter(|(id, _)| has_some(*id)).map(|(_, name)| escaped(name));
+        names.collect::<Vec<_>>().join(",")
+    };
+    let running = names(|state| matches!(state, RequestState::Reading { .. } | RequestState::Decoding));
+    let waiting = names(|state| matches!(state, RequestState::Waiting { .. }));
+    let labels = format!("max_lora=\"{max}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"");
+    vec![(labels, unix_seconds() as f64)]
+}
+
+/// A label's value as the format has it.
+fn escaped(text: &str) -> String {
+    text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 impl Page {
@@ -153,6 +180,14 @@ impl Page {
             );
             vec![(settings, 1.0)]
         });
+        if self.subjects.iter().any(|subject| subject.facts.max_loras > 0) {
+            self.each(
+                "vllm:lora_requests_info",
+                "gauge",
+                "Adapters of requests, and since when (Unix time).",
+                lora_info,
+            );
+        }
         self.each("vllm:engine_sleep_state", "gauge", "Whether the engine is awake.", |facts| {
             let awake = f64::from(u8::from(!facts.is_unloaded));
             let sample = |state: &str, value| (format!("sleep_state=\"{state}\""), value);

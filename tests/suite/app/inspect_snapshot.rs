@@ -85,6 +85,7 @@ impl World {
             choice: r.choice,
             is_beam: false,
             priority: 0,
+            adapter: 0,
             swapped_blocks: r.swapped.len() as u32,
             preemptions: r.preemptions,
             submitted_us: r.submitted_us,

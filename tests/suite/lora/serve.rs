@@ -214,3 +214,27 @@ fn a_server_that_allows_no_adapters_of_clients_refuses_them() {
         assert!(answer.status == 403 && answer.body.contains("--allow-runtime-lora-updating"), "{}", answer.body);
     }
 }
+
+#[test]
+fn routers_see_whose_adapters_run() {
+    let world = World::new();
+    let Some(engine) = started(world.request(&["a", "b"], |_| {})) else { return };
+    let server = TestServer::start_fleet(Fleet::of_one(engine.clone(), Vec::new()), engine, ServerOptions::local());
+    let labels =
+        |running: &str| format!("max_lora=\"2\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"\"}}");
+    let shows = |running: &str| {
+        let page = server.get("/metrics").body;
+        page.lines().any(|line| line.starts_with("vllm:lora_requests_info{") && line.contains(&labels(running)))
+    };
+    assert!(shows(""), "{}", server.get("/metrics").body);
+    let long = json!({ "model": "b", "prompt": [5, 9, 31], "max_tokens": 100, "temperature": 0, "ignore_eos": true });
+    let is_seen = std::thread::scope(|scope| {
+        let runs = scope.spawn(|| (0..20).for_each(|_| assert_eq!(server.post("/v1/completions", &long).status, 200)));
+        let mut is_seen = false;
+        while !is_seen && !runs.is_finished() {
+            is_seen = shows("b");
+        }
+        is_seen
+    });
+    assert!(is_seen, "twenty long answers, and none was seen to run");
+}

@@ -17,6 +17,7 @@ mod prefixes;
 mod random_schemas;
 mod streams;
 mod structured;
+mod tls;
 mod tools;
 mod traces;
 mod transcripts;
