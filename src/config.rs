@@ -353,6 +353,9 @@ pub struct EngineArgs {
     /// What keys and values are stored as: auto (f16; f32 with --precise), f16, f32 or int8
     #[arg(long, value_name = "TYPE", env = "KVASIR_KV_CACHE_DTYPE", hide_env_values = true)]
     pub kv_cache_dtype: Option<String>,
+    /// Render chats with this Jinja template instead of the model's
+    #[arg(long, value_name = "FILE", env = "KVASIR_CHAT_TEMPLATE", hide_env_values = true)]
+    pub chat_template: Option<PathBuf>,
     /// Mark every slot of the KV cache with its token and check the marks before each read
     #[arg(long)]
     pub kv_canary: bool,
@@ -475,6 +478,7 @@ impl EngineArgs {
             )?,
             precise: self.precise,
             kv_cache_dtype,
+            chat_template: self.chat_template.clone(),
             kv_canary: self.kv_canary,
             lora: self.lora.resolve()?,
             floor: self.floor,

@@ -15,6 +15,7 @@ mod error;
 mod estimate;
 mod eval;
 mod generate;
+mod help;
 mod inspect;
 mod interrupt;
 mod logging;
@@ -100,6 +101,10 @@ pub struct Ending {
 
 /// Runs a command line. `force_exit` ends the process where a command does not look at Ctrl-C in time.
 pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
+    let args: Vec<OsString> = args.collect();
+    if let Some(asked) = help::asked(&args) {
+        return ending(help::show(asked));
+    }
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -108,7 +113,11 @@ pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
             return Ending { code: error.exit_code() as u8, message: String::new() };
         }
     };
-    match dispatch(cli, force_exit) {
+    ending(dispatch(cli, force_exit))
+}
+
+fn ending(result: CliResult) -> Ending {
+    match result {
         Ok(exit) => Ending { code: exit.code(), message: String::new() },
         Err(error) => Ending { code: error.exit.code(), message: message(&error) },
     }

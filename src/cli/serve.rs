@@ -89,6 +89,9 @@ pub struct ServeArgs {
     /// Tell routers over ZMQ which prefixes are cached, as vLLM does: bind a PUB socket here (tcp://*:5557)
     #[arg(long, value_name = "ENDPOINT")]
     pub kv_events_endpoint: Option<String>,
+    /// The same as vLLM takes it: a JSON object with enable_kv_cache_events, publisher, endpoint, replay_endpoint and topic
+    #[arg(long, value_name = "JSON", conflicts_with_all = ["kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"])]
+    pub kv_events_config: Option<String>,
     /// Send past events again to who asks a ROUTER socket here (tcp://*:5558)
     #[arg(long, value_name = "ENDPOINT", requires = "kv_events_endpoint")]
     pub kv_events_replay_endpoint: Option<String>,
@@ -96,8 +99,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TOPIC", requires = "kv_events_endpoint")]
     pub kv_events_topic: Option<String>,
     /// How events are written: array (the default) or map
-    #[arg(long, value_name = "FORMAT", requires = "kv_events_endpoint", value_parser = KvEventFormat::WORDS)]
+    #[arg(long, value_name = "FORMAT", value_parser = KvEventFormat::WORDS)]
     pub kv_events_format: Option<String>,
+    /// Read long prompts in pieces beside running requests; it is always so
+    #[arg(long)]
+    pub enable_chunked_prefill: bool,
     /// No line per request
     #[arg(long)]
     pub disable_log_requests: bool,
@@ -202,7 +208,7 @@ fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
         pooling: args.pooling.pooling(),
         num_threads: 2,
         otlp_traces_endpoint: args.otlp_traces_endpoint.clone(),
-        kv_events: kv_event_options(args),
+        kv_events: kv_event_options(args)?,
         stall_dir: Some(Dirs::resolve()?.logs),
     })
 }
@@ -211,14 +217,51 @@ fn tls_files(args: &ServeArgs) -> Option<TlsFiles> {
     Some(TlsFiles { certificates: args.ssl_certfile.clone()?, key: args.ssl_keyfile.clone()? })
 }
 
-fn kv_event_options(args: &ServeArgs) -> Option<KvEventOptions> {
-    let format = args.kv_events_format.as_deref().and_then(KvEventFormat::parse);
-    Some(KvEventOptions {
-        endpoint: args.kv_events_endpoint.clone()?,
-        replay_endpoint: args.kv_events_replay_endpoint.clone(),
-        topic: args.kv_events_topic.clone(),
-        format: format.unwrap_or(KvEventFormat::Array),
-    })
+/// What `--kv-events-config` holds, by vLLM's names. Its queues and buffers are this server's own matter.
+#[derive(Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KvEventsConfig {
+    enable_kv_cache_events: Option<bool>,
+    publisher: Option<String>,
+    endpoint: Option<String>,
+    replay_endpoint: Option<String>,
+    topic: Option<String>,
+    #[serde(rename = "buffer_steps")]
+    _buffer_steps: Option<u64>,
+    #[serde(rename = "hwm")]
+    _hwm: Option<u64>,
+    #[serde(rename = "max_queue_size")]
+    _max_queue_size: Option<u64>,
+}
+
+fn kv_event_options(args: &ServeArgs) -> Result<Option<KvEventOptions>, CliError> {
+    let format = args.kv_events_format.as_deref().and_then(KvEventFormat::parse).unwrap_or(KvEventFormat::Array);
+    let Some(text) = &args.kv_events_config else {
+        let Some(endpoint) = args.kv_events_endpoint.clone() else {
+            return match args.kv_events_format {
+                Some(_) => Err(CliError::usage("--kv-events-format is for --kv-events-endpoint")),
+                None => Ok(None),
+            };
+        };
+        let (replay_endpoint, topic) = (args.kv_events_replay_endpoint.clone(), args.kv_events_topic.clone());
+        return Ok(Some(KvEventOptions { endpoint, replay_endpoint, topic, format }));
+    };
+    let fault = |fault: String| CliError::usage(format!("--kv-events-config: {fault}"));
+    let config: KvEventsConfig = serde_json::from_str(text).map_err(|e| fault(e.to_string()))?;
+    match config.publisher.as_deref() {
+        Some("null") => return Ok(None),
+        None | Some("zmq") => {}
+        Some(other) => return Err(fault(format!("the publisher is zmq or null, not `{other}`"))),
+    }
+    if config.enable_kv_cache_events == Some(false) {
+        return Ok(None);
+    }
+    Ok(Some(KvEventOptions {
+        endpoint: config.endpoint.unwrap_or_else(|| "tcp://*:5557".into()),
+        replay_endpoint: config.replay_endpoint,
+        topic: config.topic,
+        format,
+    }))
 }
 
 impl From<ServeError> for CliError {
@@ -233,6 +276,48 @@ impl From<ServeError> for CliError {
             Exit::PortBusy => fixed.with_fix("choose another with --port, or end the other program"),
             Exit::Usage => fixed.with_fix("build it with --features kv-events"),
             _ => fixed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn options(flags: &[&str]) -> Result<Option<KvEventOptions>, String> {
+        let line = Line::try_parse_from(std::iter::once(&"serve").chain(flags)).map_err(|e| e.to_string())?;
+        kv_event_options(&line.args).map_err(|e| e.message)
+    }
+
+    #[test]
+    fn vllms_object_for_kv_events_is_what_the_flags_say() {
+        let object = r#"{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:2", "topic": "t", "buffer_steps": 100}"#;
+        let flags =
+            ["--kv-events-endpoint", "tcp://*:1", "--kv-events-replay-endpoint", "tcp://*:2", "--kv-events-topic", "t"];
+        let of_object = options(&["--kv-events-config", object]).unwrap();
+        assert!(of_object.is_some());
+        assert_eq!(of_object, options(&flags).unwrap());
+        assert_eq!(options(&["--kv-events-config", r#"{"enable_kv_cache_events": false}"#]), Ok(None));
+        assert_eq!(options(&["--kv-events-config", r#"{"publisher": "null"}"#]), Ok(None));
+        assert_eq!(options(&[]), Ok(None));
+        let map = options(&["--kv-events-config", "{}", "--kv-events-format", "map"]).unwrap().unwrap();
+        assert_eq!((map.endpoint.as_str(), map.format), ("tcp://*:5557", KvEventFormat::Map));
+        for (flags, words) in [
+            (&["--kv-events-config", "{"][..], "--kv-events-config"),
+            (&["--kv-events-config", r#"{"publisher": "nats"}"#], "nats"),
+            (&["--kv-events-config", r#"{"endpiont": "tcp://*:1"}"#], "endpiont"),
+            (&["--kv-events-format", "map"], "--kv-events-format"),
+            (&["--kv-events-config", "{}", "--kv-events-endpoint", "tcp://*:1"], "--kv-events-endpoint"),
+        ] {
+            let fault = options(flags).expect_err(words);
+            assert!(fault.contains(words), "{fault}");
         }
     }
 }

@@ -91,6 +91,8 @@ fn check(args: &ServeArgs, options: &EngineOptions, num_models: usize) -> CliRes
     let of_one = [
         ("--kv-events-topic", args.kv_events_topic.is_some()),
         ("--kv-events-replay-endpoint", args.kv_events_replay_endpoint.is_some()),
+        ("--kv-events-config", args.kv_events_config.is_some()),
+        ("--chat-template", options.chat_template.is_some()),
     ];
     if let Some((flag, _)) = of_one.into_iter().find(|(_, is_given)| *is_given && num_models > 1) {
         return Err(CliError::usage(format!("{flag} is for one model, and several are given")));

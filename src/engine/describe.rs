@@ -36,10 +36,14 @@ pub struct Description {
 impl Description {
     /// Describes a model; its tokenizer is read from its files again.
     pub fn of(model: &LoadedModel) -> Result<Description, LoadFailure> {
-        let text = match &model.path {
+        let mut text = match &model.path {
             Some(path) => TextSource::of(&Model::open(path)?)?,
             None => super::fake::text_source(),
         };
+        // It may come from elsewhere than the model's files.
+        if let Some(template) = &model.template {
+            text.template = Some(template.source().to_owned());
+        }
         Ok(Description {
             name: model.name.clone(),
             arch: model.arch.clone(),

@@ -60,6 +60,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         floor: false,
         checked_shaders: false,
         sync_steps: false,
+        chat_template: None,
         max_queue: fake.max_queue,
         seed: Some(0),
         check: fake.check,

@@ -182,7 +182,7 @@ pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded
     go_on(on_progress, "Reading the model")?;
     let model = Model::open(&path)?;
     model.warnings().iter().for_each(|w| tracing::warn!("{w}"));
-    let text = text_side::read(&model)?;
+    let text = text_side::read_with(&model, request.options.chat_template.as_deref())?;
     model.verify_finite()?;
     let (loras, lora) = loras::open_all(&model, &request.options.lora)?;
     let options = EngineOptions { lora, ..request.options.clone() };

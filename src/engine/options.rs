@@ -163,6 +163,8 @@ pub struct EngineOptions {
     /// reference mode.
     pub precise: bool,
     pub kv_cache_dtype: KvCacheDtype,
+    /// Chats are rendered with this template instead of the model's.
+    pub chat_template: Option<PathBuf>,
     /// Mark every slot of the KV cache with its token, and check the marks before each read.
     pub kv_canary: bool,
     pub lora: LoraOptions,

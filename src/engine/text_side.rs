@@ -74,9 +74,20 @@ impl TextSource {
 
 /// Reads the text side of an opened model.
 pub fn read(model: &Model) -> Result<TextSide, LoadFailure> {
+    read_with(model, None)
+}
+
+/// The same, with the chat template in another file if one is given. That one must be sound.
+pub fn read_with(model: &Model, template_file: Option<&Path>) -> Result<TextSide, LoadFailure> {
     let path = &model.info().path;
-    let (tokenizer, (template, template_fault)) =
-        TextSource::of(model)?.build().map_err(|e| LoadFailure::model(e, path))?;
+    let mut source = TextSource::of(model)?;
+    if let Some(file) = template_file {
+        source.template = Some(template_of(file)?);
+    }
+    let (tokenizer, (template, template_fault)) = source.build().map_err(|e| LoadFailure::model(e, path))?;
+    if let (Some(file), Some(fault)) = (template_file, &template_fault) {
+        return Err(LoadFailure::model(fault, file));
+    }
     let (has, room) = (tokenizer.vocab_size(), model.spec().vocab_size as usize);
     if has > room {
         let fault = format!("the tokenizer has {has} tokens, the model's embedding only {room}");
@@ -89,6 +100,13 @@ pub fn read(model: &Model) -> Result<TextSide, LoadFailure> {
     eos_token_ids.dedup();
     let pooling = pooling(model)?;
     Ok(TextSide { tokenizer: Arc::new(tokenizer), template, eos_token_ids, template_fault, pooling })
+}
+
+/// The text of a template file.
+fn template_of(file: &Path) -> Result<String, LoadFailure> {
+    let bytes = files::read_bytes(file, files::MAX_TOKENIZER_BYTES)?
+        .ok_or_else(|| LoadFailure::model("there is no such file for --chat-template", file))?;
+    String::from_utf8(bytes).map_err(|_| LoadFailure::model("the chat template is not UTF-8", file))
 }
 
 /// What `1_Pooling/config.json` (of sentence-transformers) or a GGUF file's `pooling_type` says; else the last token's.

@@ -17,6 +17,7 @@ mod prefixes;
 mod random_schemas;
 mod streams;
 mod structured;
+mod template;
 mod tls;
 mod tools;
 mod traces;
