@@ -68,7 +68,8 @@ impl Description {
 
     /// The model that it describes. The error says what is wrong with the tokenizer.
     pub fn build(self) -> Result<LoadedModel, String> {
-        let (tokenizer, (template, template_fault)) = self.text.build().map_err(|e| e.to_string())?;
+        let (mut tokenizer, (template, template_fault)) = self.text.build().map_err(|e| e.to_string())?;
+        tokenizer.limit_to(self.vocab_size);
         Ok(LoadedModel {
             name: self.name,
             path: None,

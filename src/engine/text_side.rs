@@ -84,22 +84,34 @@ pub fn read_with(model: &Model, template_file: Option<&Path>) -> Result<TextSide
     if let Some(file) = template_file {
         source.template = Some(template_of(file)?);
     }
-    let (tokenizer, (template, template_fault)) = source.build().map_err(|e| LoadFailure::model(e, path))?;
+    let (mut tokenizer, (template, template_fault)) = source.build().map_err(|e| LoadFailure::model(e, path))?;
     if let (Some(file), Some(fault)) = (template_file, &template_fault) {
         return Err(LoadFailure::model(fault, file));
     }
-    let (has, room) = (tokenizer.vocab_size(), model.spec().vocab_size as usize);
-    if has > room {
-        let fault = format!("the tokenizer has {has} tokens, the model's embedding only {room}");
-        return Err(LoadFailure::model(fault, path));
-    }
+    let num_rows = model.spec().vocab_size;
+    check_rows(&mut tokenizer, num_rows).map_err(|fault| LoadFailure::model(fault, path))?;
     let mut eos_token_ids = model.spec().eos_token_ids.clone();
     eos_token_ids.extend(tokenizer.eos_id());
     eos_token_ids.extend(tokenizer.end_of_turn_ids());
+    eos_token_ids.retain(|&id| id < num_rows);
     eos_token_ids.sort_unstable();
     eos_token_ids.dedup();
     let pooling = pooling(model)?;
     Ok(TextSide { tokenizer: Arc::new(tokenizer), template, eos_token_ids, template_fault, pooling })
+}
+
+/// Added tokens may lie beyond the embedding, where texts cannot use them; the vocabulary itself may not.
+fn check_rows(tokenizer: &mut Tokenizer, num_rows: u32) -> Result<(), String> {
+    let beyond = tokenizer.limit_to(num_rows);
+    if beyond.iter().any(|&id| !tokenizer.is_added(id)) {
+        let has = tokenizer.vocab_size();
+        return Err(format!("the tokenizer has {has} tokens, the model's embedding only {num_rows}"));
+    }
+    if let Some(&id) = beyond.first() {
+        let (text, count) = (tokenizer.token_text(id), beyond.len());
+        tracing::warn!("{count} added tokens, {text:?} ({id}) first, are beyond the embedding of {num_rows} tokens");
+    }
+    Ok(())
 }
 
 /// The text of a template file.

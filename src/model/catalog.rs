@@ -124,15 +124,22 @@ pub fn list(roots: &[CatalogRoot]) -> Vec<Candidate> {
             CatalogSource::Ollama => ollama_models(&root.path),
             source => walked_models(&root.path, source),
         };
-        candidates.sort_by(|a, b| a.id.cmp(&b.id));
+        // Where links lead to one place by several ways, the shortest stands for it.
+        candidates.sort_by(|a, b| (depth(&a.path), &a.id).cmp(&(depth(&b.path), &b.id)));
+        let first = found.len();
         for candidate in candidates {
             let place = std::fs::canonicalize(&candidate.path).unwrap_or_else(|_| candidate.path.clone());
             if found.len() < MAX_CANDIDATES && seen.insert(place) {
                 found.push(candidate);
             }
         }
+        found[first..].sort_by(|a, b| a.id.cmp(&b.id));
     }
     found
+}
+
+fn depth(path: &Path) -> usize {
+    path.components().count()
 }
 
 /// [`list`], with the headers of each model read.
@@ -404,8 +411,9 @@ mod tests {
     fn a_folder_that_contains_itself_does_not_hang() {
         let dir = tempfile::tempdir().expect("a temporary folder");
         std::os::unix::fs::symlink(dir.path(), dir.path().join("again")).expect("linked");
-        touch(&dir.path().join("m.gguf"), "x");
-        let roots = [CatalogRoot { source: CatalogSource::User, path: dir.path().to_owned() }];
-        assert_eq!(ids(&list(&roots)).len(), 1, "the same file by another way is the same model");
+        touch(&dir.path().join("pub/m.gguf"), "x");
+        std::os::unix::fs::symlink(dir.path().join("pub"), dir.path().join("pub/loop")).expect("linked");
+        let roots = [CatalogRoot { source: CatalogSource::LmStudio, path: dir.path().to_owned() }];
+        assert_eq!(ids(&list(&roots)), ["pub/m"], "the same file by another way is the same model");
     }
 }

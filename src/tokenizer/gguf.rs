@@ -175,7 +175,7 @@ fn normaliser(vocab: &GgufVocab, adds_prefix: bool) -> Result<Normaliser, Tokeni
 fn assemble(encoder: Encoder, added: AddedVocabulary, table: TokenTable, named: NamedTokens) -> Tokenizer {
     let mut added_plain = added.clone();
     added_plain.set_encode_special_tokens(true);
-    Tokenizer { encoder, added, added_plain, table, named }
+    Tokenizer { encoder, added, added_plain, table, named, num_rows: u32::MAX }
 }
 
 fn token_types(vocab: &GgufVocab) -> Result<Vec<TokenType>, TokenizerError> {

@@ -3,7 +3,7 @@
 //! Decoding is ours: from the file's decoder follows how a token spells its bytes. Decoders that are more than a
 //! spelling (word pieces, CTC) are refused by name.
 
-use super::table::{Entry, TokenTable, byte_level_bytes, byte_token, sentencepiece_bytes};
+use super::table::{self, Entry, TokenTable, byte_level_bytes, byte_token, sentencepiece_bytes};
 use super::{Encoder, NamedToken, NamedTokens, Tokenizer, TokenizerError};
 use crate::ids::TokenId;
 use serde_json::Value as Json;
@@ -53,6 +53,7 @@ struct Spelling {
 
 pub(super) fn load(files: HfTokenizerFiles) -> Result<Tokenizer, TokenizerError> {
     let mut pipeline = parse(&files.tokenizer_json)?;
+    check_added_ids(&files.tokenizer_json, pipeline.get_vocab_size(true))?;
     if let Some(config) = &files.tokenizer_config {
         add_tokens_of_config(&mut pipeline, config)?;
     }
@@ -62,7 +63,8 @@ pub(super) fn load(files: HfTokenizerFiles) -> Result<Tokenizer, TokenizerError>
     let added = pipeline.get_added_vocabulary().clone();
     let mut added_plain = added.clone();
     added_plain.set_encode_special_tokens(true);
-    Ok(Tokenizer { encoder: Encoder::HuggingFace(Box::new(pipeline)), added, added_plain, table, named })
+    let encoder = Encoder::HuggingFace(Box::new(pipeline));
+    Ok(Tokenizer { encoder, added, added_plain, table, named, num_rows: u32::MAX })
 }
 
 fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
@@ -85,6 +87,24 @@ fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     pipeline.with_padding(None);
     pipeline.with_truncation(None).map_err(|e| TokenizerError::bad(FILE, e.to_string()))?;
     Ok(pipeline)
+}
+
+/// Refuses added tokens whose id lies far beyond the vocabulary: the crate would number them anew without a word.
+fn check_added_ids(json: &[u8], num_tokens: usize) -> Result<(), TokenizerError> {
+    #[derive(serde::Deserialize)]
+    struct Listed {
+        #[serde(default)]
+        added_tokens: Vec<ListedToken>,
+    }
+    #[derive(serde::Deserialize)]
+    struct ListedToken {
+        id: u64,
+    }
+    let listed: Listed = serde_json::from_slice(json).map_err(|e| TokenizerError::bad(FILE, e.to_string()))?;
+    match listed.added_tokens.iter().find(|token| table::is_far_beyond(token.id, num_tokens)) {
+        None => Ok(()),
+        Some(ListedToken { id }) => Err(table::far_beyond(FILE, *id, num_tokens)),
+    }
 }
 
 /// The first part of a pipeline whose type the crate does not know.

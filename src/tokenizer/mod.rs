@@ -66,6 +66,8 @@ pub struct Tokenizer {
     added_plain: AddedVocabulary,
     table: TokenTable,
     named: NamedTokens,
+    /// Ids from here on cannot be encoded.
+    num_rows: u32,
 }
 
 /// The tokens that a model's files single out.
@@ -150,6 +152,24 @@ impl Tokenizer {
         text: &str,
         special: AddSpecial,
     ) -> Result<Vec<TokenId>, TokenizerError> {
+        let ids = self.encode_freely(added, text, special)?;
+        match ids.iter().find(|&&id| id >= self.num_rows) {
+            None => Ok(ids),
+            Some(&id) => {
+                let (text, rows) = (self.token_text(id), self.num_rows);
+                let fault = format!("it has the token {text:?} ({id}), which the model's embedding of {rows} lacks");
+                Err(TokenizerError::Encode(fault))
+            }
+        }
+    }
+
+    /// Encodes without a look at what the model has rows for.
+    fn encode_freely(
+        &self,
+        added: &AddedVocabulary,
+        text: &str,
+        special: AddSpecial,
+    ) -> Result<Vec<TokenId>, TokenizerError> {
         match &self.encoder {
             Encoder::HuggingFace(pipeline) => {
                 let pieces = added.extract_and_normalize(pipeline.get_normalizer(), text);
@@ -205,6 +225,19 @@ impl Tokenizer {
     /// One more than the largest id. The model's logits may have more columns.
     pub fn vocab_size(&self) -> usize {
         self.table.len()
+    }
+
+    /// Refuses to encode texts whose tokens lie beyond the `num_rows` of a model's embedding. Returns the ids of all such
+    /// tokens.
+    pub fn limit_to(&mut self, num_rows: u32) -> Vec<TokenId> {
+        self.num_rows = num_rows;
+        let beyond = num_rows..self.table.len().max(num_rows as usize) as TokenId;
+        beyond.filter(|&id| self.is_added(id) || !self.table.bytes(id).is_empty()).collect()
+    }
+
+    /// True for special and user-defined tokens, which stand beside the vocabulary that texts are cut into.
+    pub fn is_added(&self, token: TokenId) -> bool {
+        self.added.get_added_tokens_decoder().contains_key(&token)
     }
 
     /// The id of a token by its exact text as the vocabulary spells it.

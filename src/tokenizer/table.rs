@@ -31,8 +31,8 @@ impl TokenTable {
         entries.sort_by(|a, b| (a.id, &a.bytes).cmp(&(b.id, &b.bytes)));
         let num_tokens = entries.len();
         let largest = entries.last().map_or(0, |e| e.id);
-        if largest as usize > num_tokens.saturating_mul(4).saturating_add(65_536) {
-            return Err(TokenizerError::bad(file, format!("token id {largest} is far beyond the {num_tokens} tokens")));
+        if is_far_beyond(largest.into(), num_tokens) {
+            return Err(far_beyond(file, largest.into(), num_tokens));
         }
         let total: usize = entries.iter().map(|e| e.bytes.len()).sum();
         if u32::try_from(total).is_err() {
@@ -79,6 +79,15 @@ impl TokenTable {
     pub fn strips_first_space(&self) -> bool {
         self.strips_first_space
     }
+}
+
+/// Whether a table of so few tokens must not be made as long as this id asks for.
+pub(super) fn is_far_beyond(id: u64, num_tokens: usize) -> bool {
+    id > (num_tokens as u64).saturating_mul(4).saturating_add(65_536)
+}
+
+pub(super) fn far_beyond(file: &'static str, id: u64, num_tokens: usize) -> TokenizerError {
+    TokenizerError::bad(file, format!("token id {id} is far beyond the {num_tokens} tokens"))
 }
 
 /// The byte that a character stands for in byte-level vocabularies (GPT-2's table): printable Latin-1 stands for

@@ -5,6 +5,7 @@ use crate::support::{full_fixtures, read_json};
 use kvasir::model::dtype::DType;
 use kvasir::model::gguf::GgufFile;
 use kvasir::model::{Model, ModelError};
+use kvasir::tokenizer::AddSpecial;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -295,4 +296,46 @@ fn unknown_families_formats_and_tokenizers_are_refused_by_name_at_once() {
         let refusal = quick_refusal(&root.join(name));
         assert!(refusal.contains(words), "{name}: {refusal}");
     }
+}
+
+/// The tiny llama, whose embedding has 512 rows, with `change` made to its tokenizer.
+fn with_tokenizer(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let folder = changed_folder(|_| ());
+    let path = folder.path().join("tokenizer.json");
+    let mut json = read_json(&path);
+    change(&mut json);
+    std::fs::write(&path, json.to_string()).expect("written");
+    folder
+}
+
+fn added_token(text: &str, id: u64) -> serde_json::Value {
+    serde_json::json!({
+        "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true
+    })
+}
+
+#[test]
+fn an_added_token_beyond_the_embedding_is_refused_where_it_is_used() {
+    let add = |text: &'static str, id: u64| {
+        with_tokenizer(move |json| json["added_tokens"].as_array_mut().expect("a list").push(added_token(text, id)))
+    };
+    let beyond = add("<image_soft_token>", 512);
+    let side = kvasir::engine::loader::read_text_side(beyond.path()).expect("loads");
+    assert_eq!(side.tokenizer.token_id("<image_soft_token>"), Some(512));
+    let fault = side.tokenizer.encode("an <image_soft_token>", AddSpecial::No).expect_err("no such row").to_string();
+    assert!(fault.contains("<image_soft_token>") && fault.contains("512"), "{fault}");
+    assert!(side.tokenizer.encode("an image", AddSpecial::Yes).is_ok());
+    let plain = side.tokenizer.encode_plain("<image_soft_token>").expect("characters");
+    assert!(plain.iter().all(|&id| id < 512), "{plain:?}");
+    assert!(side.eos_token_ids.iter().all(|&id| id < 512));
+    // One that would end outputs cannot.
+    let end = add("<end_of_turn>", 512);
+    let side = kvasir::engine::loader::read_text_side(end.path()).expect("loads");
+    assert!(!side.eos_token_ids.contains(&512), "{:?}", side.eos_token_ids);
+    let refusal = quick_refusal(add("<far>", 4_000_000_000).path());
+    assert!(refusal.contains("4000000000"), "{refusal}");
+    let larger = with_tokenizer(|json| json["model"]["vocab"]["longer_than_the_rest"] = 512.into());
+    let refusal = quick_refusal(larger.path());
+    assert!(refusal.contains("the tokenizer has 513 tokens, the model's embedding only 512"), "{refusal}");
 }
