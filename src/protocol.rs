@@ -342,6 +342,8 @@ impl EngineEvent {
 pub enum RunError {
     #[error("no model is loaded")]
     NoModel,
+    #[error("this checkpoint has no output head; it can be used with kvasir embed and /v1/embeddings")]
+    NoHead,
     #[error("the prompt is empty")]
     EmptyPrompt,
     #[error("token id {token} of the prompt is outside the vocabulary of {vocab} tokens")]

@@ -54,7 +54,9 @@ pub fn run_error(error: &RunError) -> String {
         RunError::PromptTooLong { .. } | RunError::ContextExceeded { .. } => {
             "Start a new chat or load the model with a larger context."
         }
-        RunError::EmptyPrompt | RunError::TokenOutOfRange { .. } | RunError::InvalidParam(_) => return sentence(error),
+        RunError::NoHead | RunError::EmptyPrompt | RunError::TokenOutOfRange { .. } | RunError::InvalidParam(_) => {
+            return sentence(error);
+        }
     };
     format!("{}. {help}", sentence(error))
 }

@@ -270,6 +270,7 @@ fn open(
     });
     progress.clear();
     let loaded = loaded?;
+    loaded.model.check_head()?;
     let vocab = loaded.executor.vocab_size();
     if let Some(&token) = prompts.iter().flatten().find(|&&t| t >= vocab) {
         return Err(crate::protocol::RunError::TokenOutOfRange { token, vocab }.into());

@@ -91,6 +91,8 @@ impl Description {
             num_blocks: self.num_blocks,
             kv_bytes_per_block: self.kv_bytes_per_block,
             has_windows: self.has_windows,
+            // The server refuses what needs one.
+            has_head: true,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: self.max_num_batched_tokens,
             defaults: self.defaults,

@@ -133,6 +133,7 @@ fn model(fake: &FakeOptions) -> Result<LoadedModel, LoadFailure> {
         num_blocks: fake.num_blocks,
         kv_bytes_per_block: KV_BYTES_PER_TOKEN * u64::from(fake.block_size),
         has_windows: false,
+        has_head: true,
         max_num_seqs: fake.max_num_seqs,
         max_num_batched_tokens: fake.max_num_batched_tokens,
         defaults: GenerationDefaults::default(),

@@ -112,10 +112,19 @@ pub struct LoadedModel {
     pub kv_bytes_per_block: u64,
     /// Some layers see a sliding window only, and give back what slid out of it.
     pub has_windows: bool,
+    /// False for a checkpoint that gives hidden states only.
+    pub has_head: bool,
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub defaults: GenerationDefaults,
     pub loras: LoraTable,
+}
+
+impl LoadedModel {
+    /// Refuses what draws tokens where there is no output head.
+    pub fn check_head(&self) -> Result<(), RunError> {
+        if self.has_head { Ok(()) } else { Err(RunError::NoHead) }
+    }
 }
 
 impl std::fmt::Debug for LoadedModel {
@@ -342,6 +351,9 @@ impl EngineHandle {
             let message = "cannot be constrained by a grammar".into();
             return Err(InvalidParam { field: "use_beam_search", message }.into());
         }
+        if let Some(model) = self.model().filter(|_| rules.pooling.is_none()) {
+            model.check_head()?;
+        }
         self.generate(request, 0, |id, mut request, events| {
             if rules.pooling == Some(Pooling::Mean) || rules.prompt_logprobs.is_some() {
                 // Every position is to be computed: nobody else has this salt.
@@ -359,6 +371,9 @@ impl EngineHandle {
     ///
     /// A parent that is not known, or has fewer tokens, is the run's terminal event.
     pub fn fork(&self, parent: RequestId, keep_tokens: u32, request: GenerateRequest) -> Result<Run, RunError> {
+        if let Some(model) = self.model() {
+            model.check_head()?;
+        }
         self.generate(request, keep_tokens, |id, request, events| EngineCommand::Fork {
             id,
             parent,

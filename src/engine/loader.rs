@@ -305,6 +305,7 @@ pub(super) fn loaded_model(
         num_blocks: executor.num_blocks(),
         kv_bytes_per_block: executor.kv_bytes_per_block(),
         has_windows: executor.windows() != [None],
+        has_head: model.has_head(),
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
         loras: LoraTable::default(),

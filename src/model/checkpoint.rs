@@ -6,6 +6,7 @@
 
 use super::arch::source::{Part, Source};
 use super::arch::{self, Family};
+use super::base::{Lacks, bare};
 use super::dtype::DType;
 use super::error::{Fault, ModelError};
 use super::files::read_json_object;
@@ -99,6 +100,7 @@ pub struct Model {
     info: ModelInfo,
     defaults: GenerationDefaults,
     warnings: Vec<String>,
+    has_head: bool,
 }
 
 /// Where the tensors lie.
@@ -110,6 +112,8 @@ pub(crate) enum Store {
         folder: PathBuf,
         weights: SafetensorsSet,
         scheme: Option<Scheme>,
+        /// Names lack the prefix that the family gives them.
+        is_bare: bool,
     },
 }
 
@@ -132,7 +136,7 @@ impl Model {
         let name = parts[0].string("general.name")?.map(str::to_owned).unwrap_or_else(|| file_stem(path));
         let store = Store::Gguf(parts);
         let info = make_info(name, path, ModelFormat::Gguf, &store, &spec, file_type);
-        Model { store, family, spec, info, defaults: GenerationDefaults::default(), warnings }.checked()
+        Model { store, family, spec, info, defaults: GenerationDefaults::default(), warnings, has_head: true }.checked()
     }
 
     fn open_folder(folder: &Path) -> Result<Model, ModelError> {
@@ -152,8 +156,11 @@ impl Model {
         }
         drop_foreign_tokens(&mut spec, &mut warnings);
         let weights = SafetensorsSet::open(folder)?;
+        let lacks = Lacks::of(&weights, &config, (family, &spec));
+        // The engine draws a token from any prompt, also from one that is read for its hidden states.
+        spec.tie_embeddings |= lacks.head;
         let label = scheme.as_ref().map(Scheme::label);
-        let store = Store::Folder { folder: folder.to_owned(), weights, scheme };
+        let store = Store::Folder { folder: folder.to_owned(), weights, scheme, is_bare: lacks.prefix };
         let mut info =
             make_info(folder_name(folder), folder, ModelFormat::Safetensors, &store, &spec, label.as_deref());
         if label.is_some() {
@@ -161,7 +168,7 @@ impl Model {
             let shapes = spec.roles().filter_map(|role| role.shape(&spec));
             info.num_params = shapes.map(|shape| shape.iter().product::<u64>()).fold(0, u64::saturating_add);
         }
-        let model = Model { store, family, spec, info, defaults, warnings }.checked()?;
+        let model = Model { store, family, spec, info, defaults, warnings, has_head: !lacks.head }.checked()?;
         model.check_scheme(&config_path)?;
         Ok(model)
     }
@@ -180,6 +187,11 @@ impl Model {
 
     pub fn info(&self) -> &ModelInfo {
         &self.info
+    }
+
+    /// False when what the head computes means nothing: the files have none, and only hidden states can be used.
+    pub fn has_head(&self) -> bool {
+        self.has_head
     }
 
     /// Faults that do not stop the model from running, for a person to read.
@@ -342,7 +354,10 @@ impl Model {
                     _ => source,
                 }
             }
-            Store::Folder { .. } => (self.family.hf_tensor)(&self.spec, role),
+            Store::Folder { is_bare, .. } => {
+                let source = self.hf_source(role);
+                if *is_bare { Source { name: bare(&source.name).to_owned(), ..source } } else { source }
+            }
         }
     }
 
@@ -402,7 +417,7 @@ impl Model {
 impl Store {
     /// The quantised matrix that stands for the tensor `name` of this shape, with its file.
     fn find_packed<'a>(&'a self, name: &str, shape: &[u64]) -> Result<Option<(&'a Path, Packed<'a>)>, ModelError> {
-        let Store::Folder { folder, weights, scheme: Some(scheme) } = self else { return Ok(None) };
+        let Store::Folder { folder, weights, scheme: Some(scheme), .. } = self else { return Ok(None) };
         let (Some(stem), [n, k]) = (name.strip_suffix(".weight"), shape) else { return Ok(None) };
         Ok(packed::find(scheme, weights, stem, [*n, *k])?.map(|packed| (folder.as_path(), packed)))
     }

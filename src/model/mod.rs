@@ -9,6 +9,7 @@
 
 pub mod alibi;
 pub mod arch;
+mod base;
 pub mod catalog;
 pub mod checkpoint;
 pub mod coded;

@@ -140,6 +140,7 @@ impl ApiError {
     /// What an engine's refusal or failure is to a client whose prompt came as `prompt_field`.
     pub fn of_run(error: &RunError, prompt_field: &'static str) -> Self {
         match error {
+            RunError::NoHead => Self::invalid("model", error.to_string()),
             RunError::EmptyPrompt => Self::invalid(prompt_field, "the prompt has no tokens"),
             RunError::TokenOutOfRange { .. } => Self::invalid(prompt_field, error.to_string()),
             RunError::PromptTooLong { prompt, max_model_len } => Self::invalid(

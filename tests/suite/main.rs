@@ -3,6 +3,7 @@
 
 mod advice;
 mod app;
+mod base_models;
 mod beam;
 mod canary;
 mod cli;

@@ -115,11 +115,16 @@ pub fn started(request: LoadRequest) -> Option<EngineHandle> {
 
 /// The tiny llama with 256 blocks and 512 positions, or what `adjust` makes of that.
 pub fn tiny_llama_engine(adjust: impl FnOnce(&mut EngineOptions)) -> Option<EngineHandle> {
+    tiny_engine(core_fixtures().join("tiny/llama"), adjust)
+}
+
+/// The same with another model.
+pub fn tiny_engine(path: PathBuf, adjust: impl FnOnce(&mut EngineOptions)) -> Option<EngineHandle> {
     let mut options = EngineArgs::default()
         .resolve(&EngineSection::default(), &std::env::temp_dir(), Some(0))
         .expect("default options");
     options.num_gpu_blocks_override = Some(256);
     options.max_model_len = Some(512);
     adjust(&mut options);
-    started(LoadRequest { source: ModelSource::Path(core_fixtures().join("tiny/llama")), options })
+    started(LoadRequest { source: ModelSource::Path(path), options })
 }

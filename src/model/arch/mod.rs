@@ -55,6 +55,22 @@ pub struct Family {
     pub gguf_tensor: fn(&ModelSpec, WeightRole) -> Source,
 }
 
+impl Family {
+    /// Whether a class of `architectures` is the family's model without an output head (`LlamaModel`).
+    pub fn is_base_class(&self, class: &str) -> bool {
+        let stem = HEADED.iter().find_map(|end| self.hf_class.strip_suffix(end));
+        stem.is_some_and(|stem| class.strip_suffix("Model") == Some(stem))
+    }
+
+    /// Whether a model of this family's type may be of this class: forks give their language models names of their own.
+    fn takes_class(&self, class: &str) -> bool {
+        HEADED.iter().any(|end| class.ends_with(end)) || self.is_base_class(class)
+    }
+}
+
+/// How the names of language model classes end.
+const HEADED: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
+
 static FAMILIES: [Family; 25] = [
     llama::FAMILY,
     mistral::FAMILY,
@@ -97,9 +113,9 @@ pub fn from_config(config: &Map<String, Value>) -> Result<(&'static Family, Mode
         return Err(Fault::Malformed("model_type and architectures are missing".into()));
     };
     let family = FAMILIES.iter().find(|f| match (model_type, class) {
-        (Some(name), Some(class)) => f.name == name && f.hf_class == class,
+        (Some(name), Some(class)) => f.name == name && f.takes_class(class),
         (Some(name), None) => f.name == name,
-        (None, class) => Some(f.hf_class) == class,
+        (None, class) => class.is_some_and(|class| f.hf_class == class || f.is_base_class(class)),
     });
     let Some(family) = family else {
         let class = class.filter(|c| *c != asked).map(|c| format!(" ({c})")).unwrap_or_default();
@@ -108,6 +124,11 @@ pub fn from_config(config: &Map<String, Value>) -> Result<(&'static Family, Mode
             "architecture `{asked}`{class} is not supported; supported: {supported}"
         )));
     };
+    for (key, causal) in [("is_causal", true), ("use_bidirectional_attention", false)] {
+        if config.flag(key, causal)? != causal {
+            return Err(Fault::Unsupported(format!("{key} = {} is not supported", !causal)));
+        }
+    }
     Ok((family, (family.spec_of_config)(&config)?))
 }
 
