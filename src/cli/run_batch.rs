@@ -10,7 +10,7 @@ use crate::server::ServerOptions;
 use crate::server::local::{LocalAnswer, LocalApi};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -108,18 +108,26 @@ fn report(args: &RunBatchArgs, num_lines: usize, counts: Counts, elapsed: Durati
 fn read_lines(path: &Path) -> Result<Vec<Line>, CliError> {
     let fault = |e: std::io::Error| CliError::usage(format!("cannot read the requests: {e}: {}", path.display()));
     let mut lines = Vec::new();
-    for (i, line) in BufReader::new(File::open(path).map_err(fault)?).lines().enumerate() {
-        let line = line.map_err(fault)?;
-        if !line.trim().is_empty() {
-            lines.push(parse(i + 1, &line));
+    let mut numbers: HashMap<String, usize> = HashMap::new();
+    for (i, bytes) in BufReader::new(File::open(path).map_err(fault)?).split(b'\n').enumerate() {
+        let bytes = bytes.map_err(fault)?;
+        if bytes.trim_ascii().is_empty() {
+            continue;
         }
+        let line = parse(i + 1, &bytes);
+        // Answers are told apart by their ids, also when an ended batch goes on.
+        if let Some(first) = numbers.insert(line.custom_id.to_string(), i + 1) {
+            let message = format!("lines {first} and {} have the custom_id {}", i + 1, line.custom_id);
+            return Err(CliError::usage(format!("{message}: {}", path.display())));
+        }
+        lines.push(line);
     }
     Ok(lines)
 }
 
-fn parse(number: usize, line: &str) -> Line {
+fn parse(number: usize, line: &[u8]) -> Line {
     let nameless = Value::from(format!("line {number}"));
-    let value: Value = match serde_json::from_str(line) {
+    let value: Value = match serde_json::from_slice(line) {
         Ok(value) => value,
         Err(e) => {
             let message = format!("line {number} is not valid JSON: {e}");
@@ -281,6 +289,19 @@ mod tests {
         assert_eq!(of("stream")["response"]["status_code"], 400);
         assert_eq!(of("odd")["error"]["code"], "invalid_url");
         assert_eq!(of("line 8")["error"]["code"], "invalid_json_line");
+    }
+
+    #[test]
+    fn an_id_that_stands_twice_is_refused_and_a_line_that_is_no_text_is_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("input.jsonl");
+        std::fs::write(&path, format!("{}\n\n{}\n", line("a", 1), line("a", 2))).unwrap();
+        let fault = read_lines(&path).expect_err("twice").message;
+        assert!(fault.contains("lines 1 and 3") && fault.contains("\"a\""), "{fault}");
+        std::fs::write(&path, [line("a", 1).as_bytes(), b"\n\xff\xfe\n", line("b", 1).as_bytes()].concat()).unwrap();
+        let lines = read_lines(&path).unwrap_or_else(|e| panic!("{}", e.message));
+        let faulty: Vec<usize> = (0..lines.len()).filter(|i| lines[*i].request.is_err()).collect();
+        assert_eq!((lines.len(), faulty), (3, vec![1]));
     }
 
     #[test]

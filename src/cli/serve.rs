@@ -189,7 +189,7 @@ fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
         port: args.port,
         uds: args.uds.clone(),
         tls: tls_files(args),
-        api_keys: args.api_key.iter().filter(|key| !key.is_empty()).cloned().collect(),
+        api_keys: api_keys(args)?,
         served_names: args.served_model_name.clone(),
         allowed_origins: args.allowed_origins.clone(),
         allowed_hosts: args.allowed_hosts.clone(),
@@ -211,6 +211,14 @@ fn server_options(args: &ServeArgs) -> Result<ServerOptions, CliError> {
         kv_events: kv_event_options(args)?,
         stall_dir: Some(Dirs::resolve()?.logs),
     })
+}
+
+fn api_keys(args: &ServeArgs) -> Result<Vec<String>, CliError> {
+    if args.api_key.iter().any(String::is_empty) {
+        return Err(CliError::usage("--api-key is empty, which would let everyone in")
+            .with_fix("give a key, or leave --api-key and KVASIR_API_KEY out"));
+    }
+    Ok(args.api_key.clone())
 }
 
 fn tls_files(args: &ServeArgs) -> Option<TlsFiles> {
@@ -273,7 +281,7 @@ impl From<ServeError> for CliError {
         };
         let fixed = CliError::new(exit, error.to_string());
         match exit {
-            Exit::PortBusy => fixed.with_fix("choose another with --port, or end the other program"),
+            Exit::PortBusy => fixed.with_fix("choose another port, or end the other program"),
             Exit::Usage => fixed.with_fix("build it with --features kv-events"),
             _ => fixed,
         }
@@ -294,6 +302,17 @@ mod tests {
     fn options(flags: &[&str]) -> Result<Option<KvEventOptions>, String> {
         let line = Line::try_parse_from(std::iter::once(&"serve").chain(flags)).map_err(|e| e.to_string())?;
         kv_event_options(&line.args).map_err(|e| e.message)
+    }
+
+    #[test]
+    fn an_empty_key_does_not_open_the_server() {
+        let keys = |keys: &[&str]| {
+            let flags = keys.iter().flat_map(|key| ["--api-key", key]);
+            let line = Line::try_parse_from(std::iter::once("serve").chain(flags)).unwrap();
+            api_keys(&line.args).map_err(|e| e.message)
+        };
+        assert_eq!(keys(&["a", "b"]), Ok(vec!["a".into(), "b".into()]));
+        assert!(keys(&["a", ""]).is_err_and(|fault| fault.contains("--api-key")));
     }
 
     #[test]

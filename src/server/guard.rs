@@ -44,7 +44,7 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
     let trace = request.headers().get("traceparent").and_then(|value| TraceContext::parse(value.to_str().ok()?));
     let caller = Caller { request_id: request_id.clone(), owner: owner_of(&key), trace };
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let refusal = check_host(&app, request.headers()).or_else(|| check_key(&app, &path, &key));
+    let refusal = check_host(&app, &request).or_else(|| check_key(&app, &path, &key));
     let mut response = match refusal {
         Some(error) => error.into_response(),
         None => {
@@ -120,19 +120,24 @@ fn check_key(app: &App, path: &str, key: &str) -> Option<ApiError> {
     })
 }
 
-fn check_host(app: &App, headers: &HeaderMap) -> Option<ApiError> {
+/// Every name that the request has for the server must be one of its own.
+fn check_host(app: &App, request: &Request) -> Option<ApiError> {
     let is_loopback = matches!(app.options.host.as_str(), "localhost" | "::1") || app.options.host.starts_with("127.");
     if !is_loopback || app.options.uds.is_some() {
         return None;
     }
-    let host = headers.get(header::HOST)?.to_str().unwrap_or_default();
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
+    let is_allowed = |host: &str| {
+        let name = match host.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        let is_local = name.eq_ignore_ascii_case("localhost")
+            || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+        is_local || app.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
     };
-    let is_local = name.eq_ignore_ascii_case("localhost") || name == "::1" || name.starts_with("127.");
-    let is_allowed = is_local || app.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name));
-    (!is_allowed).then(|| {
+    let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    (!named.chain(authority).all(is_allowed)).then(|| {
         ApiError::new(StatusCode::FORBIDDEN, "invalid_request_error", "this host name is not served here")
             .with_code("host_not_allowed")
     })

@@ -39,8 +39,6 @@ pub struct ReplicaLoad {
     pub dp_rank: u32,
     pub num_running_reqs: u32,
     pub num_waiting_reqs: u32,
-    /// Tokens that those who wait have to compute.
-    pub num_waiting_uncached_tokens: u64,
     pub num_total_reqs: u32,
     pub num_used_tokens: u32,
     pub max_total_num_tokens: u32,
@@ -131,15 +129,11 @@ pub async fn loads(
     let (served, _) = app.fleet.find(query.model.as_deref())?;
     let model = served.loaded()?;
     let snapshot = served.engine.telemetry().snapshot();
-    let (mut running, mut waiting, mut uncached) = (0, 0, 0);
+    let (mut running, mut waiting) = (0, 0);
     for request in &snapshot.requests {
         match request.state {
             crate::telemetry::RequestState::Finished => {}
-            crate::telemetry::RequestState::Waiting { .. } => {
-                waiting += 1;
-                let tokens = request.prompt_tokens + request.output_tokens;
-                uncached += u64::from(tokens.saturating_sub(request.cached_tokens));
-            }
+            crate::telemetry::RequestState::Waiting { .. } => waiting += 1,
             _ => running += 1,
         }
     }
@@ -150,7 +144,6 @@ pub async fn loads(
         dp_rank: 0,
         num_running_reqs: running,
         num_waiting_reqs: waiting,
-        num_waiting_uncached_tokens: uncached,
         num_total_reqs: running + waiting,
         num_used_tokens: used,
         max_total_num_tokens: total,

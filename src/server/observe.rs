@@ -32,7 +32,10 @@ fn facts(model: &Model) -> Facts {
     model.metrics.read_steps(&telemetry);
     let (loaded, options) = (model.engine.model(), model.engine.options());
     let loras = loaded.as_ref().map_or(Vec::new(), |model| model.loras.list());
-    let loras: Vec<(u64, String)> = loras.into_iter().map(|lora| (lora.id, lora.name)).collect();
+    let mut loras: Vec<(u64, String)> = loras.into_iter().map(|lora| (lora.id, lora.name)).collect();
+    // One adapter may go by several names: the first stands for it.
+    let mut seen = std::collections::HashSet::new();
+    loras.retain(|(id, _)| seen.insert(*id));
     Facts {
         metrics: model.metrics.clone(),
         model_name: model.label(),

@@ -70,9 +70,18 @@ pub async fn bytes(headers: &HeaderMap, body: Body, max_bytes: usize) -> ApiResu
     if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(media_error("compressed bodies are not supported"));
     }
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > max_bytes as u64) {
+        return Err(too_large(max_bytes));
+    }
     tokio::time::timeout(BODY_TIMEOUT, whole(body, max_bytes)).await.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come in time")
     })?
+}
+
+fn too_large(max_bytes: usize) -> ApiError {
+    let message = format!("the body is larger than {max_bytes} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
 }
 
 async fn whole(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
@@ -81,8 +90,7 @@ async fn whole(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| ApiError::bad_request("the body ended early"))?;
         if chunk.len() > max_bytes - bytes.len() {
-            let message = format!("the body is larger than {max_bytes} bytes");
-            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message));
+            return Err(too_large(max_bytes));
         }
         bytes.extend_from_slice(&chunk);
     }

@@ -12,7 +12,8 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -22,6 +23,11 @@ const ENGINE_REQUEST: HeaderName = HeaderName::from_static("x-kvasir-request");
 const CHANNEL: usize = 8;
 /// Events that are there already go out in one piece of about this size.
 const PIECE_BYTES: usize = 16 << 10;
+
+/// The client read nothing for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("the client does not read its stream")]
+struct CutOff;
 
 /// Writes the events of one kind of stream.
 pub trait Encode: Send + 'static {
@@ -55,11 +61,17 @@ pub fn named(out: &mut String, event: &impl Serialize) {
 /// The answer whose body is the stream.
 pub fn respond(app: &App, generation: Generation, reducer: Reducer, encoder: impl Encode) -> Response {
     let (sender, mut receiver) = mpsc::channel::<Bytes>(CHANNEL);
+    let is_cut_off = Arc::new(AtomicBool::new(false));
     let first_id = generation.first_id();
     let timing = (app.options.keep_alive, app.options.slow_client_timeout);
-    tokio::spawn(pump(generation, reducer, encoder, sender, timing));
-    let pieces =
-        futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx).map(|piece| piece.map(Ok::<_, Infallible>)));
+    tokio::spawn(pump(generation, reducer, encoder, (sender, is_cut_off.clone()), timing));
+    // A stream that was cut off must not look like one that came to its end.
+    let pieces = futures_util::stream::poll_fn(move |cx| {
+        receiver.poll_recv(cx).map(|piece| match piece {
+            Some(piece) => Some(Ok(piece)),
+            None => is_cut_off.swap(false, Ordering::AcqRel).then_some(Err(CutOff)),
+        })
+    });
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL, "no-cache"),
@@ -77,7 +89,7 @@ async fn pump(
     mut generation: Generation,
     mut reducer: Reducer,
     mut encoder: impl Encode,
-    sender: mpsc::Sender<Bytes>,
+    (sender, is_cut_off): (mpsc::Sender<Bytes>, Arc<AtomicBool>),
     (keep_alive, slow_client_timeout): (Duration, Duration),
 ) {
     loop {
@@ -114,6 +126,7 @@ async fn pump(
                 Ok(Err(_)) => return,
                 Err(_) => {
                     tracing::warn!("a client that does not read its stream was cut off");
+                    is_cut_off.store(true, Ordering::Release);
                     return;
                 }
             }

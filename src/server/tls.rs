@@ -17,9 +17,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// How long a client may take to shake hands.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Handshakes at the same time; further connections wait in the system's queue.
-const MAX_HANDSHAKES: usize = 256;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Handshakes at the same time; further connections wait in the system's queue. Those who never speak must be very many to
+/// keep others waiting.
+const MAX_HANDSHAKES: usize = 4096;
 
 /// What a TLS server is known by, in PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]

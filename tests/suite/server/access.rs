@@ -6,7 +6,7 @@ use kvasir::engine::options::FakeOptions;
 use kvasir::server::ServerOptions;
 use serde_json::json;
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -104,9 +104,32 @@ fn foreign_host_names_are_not_answered_on_loopback() {
         ("my.box:80", 200),
         ("evil.example", 403),
         ("localhost.evil.example", 403),
+        ("127.evil.example", 403),
     ] {
         assert_eq!(server.send("GET", "/v1/models", &[("host", host)], "").status, status, "{host}");
     }
+    for request in [
+        "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
+        "GET http://evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    ] {
+        assert_eq!(first_line(&server, request), "HTTP/1.1 403 Forbidden", "{request}");
+    }
+}
+
+/// The first line of the answer to these bytes.
+fn first_line(server: &TestServer, request: &str) -> String {
+    let mut stream = server.connect();
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).expect("an answer");
+    line.trim_end().to_owned()
+}
+
+#[test]
+fn a_body_that_announces_too_much_is_refused_before_it_comes() {
+    let server = start(|_| {});
+    let request = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n{";
+    assert_eq!(first_line(&server, request), "HTTP/1.1 413 Payload Too Large");
 }
 
 #[test]

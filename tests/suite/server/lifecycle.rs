@@ -41,6 +41,15 @@ fn a_disconnect_frees_the_blocks() {
     }
 }
 
+/// Whether a stream that nobody read until now has its last event, and whether its body has its end.
+fn end_of(mut stream: TcpStream) -> (bool, bool) {
+    let mut late = Vec::new();
+    // The end may be a reset.
+    let _ = stream.read_to_end(&mut late);
+    let tail = String::from_utf8_lossy(&late[late.len().saturating_sub(64)..]).into_owned();
+    (tail.contains("[DONE]"), tail.ends_with("0\r\n\r\n"))
+}
+
 #[test]
 fn a_client_that_does_not_read_is_cut_off_and_slows_nobody() {
     let fake = FakeOptions { max_model_len: 1024, ..FakeOptions::small() };
@@ -51,14 +60,17 @@ fn a_client_that_does_not_read_is_cut_off_and_slows_nobody() {
     let prompts: Vec<&str> = vec![prompt.as_str(); 8];
     let body = json!({
         "prompt": prompts, "max_tokens": 200, "ignore_eos": true, "n": 16, "echo": true, "stream": true,
-        "return_token_ids": true,
+        "return_token_ids": true, "logprobs": 5,
     });
-    let _unread: Vec<TcpStream> = (0..2).map(|_| open(&server, &body)).collect();
+    let unread: Vec<TcpStream> = (0..2).map(|_| open(&server, &body)).collect();
     let started = Instant::now();
     let quick = server.ok("/v1/completions", &json!({ "prompt": "x", "max_tokens": 2 }));
     assert_eq!(quick["usage"]["completion_tokens"], 2);
     assert!(started.elapsed() < Duration::from_secs(30));
     server.wait_until("an end of the unread streams", |server| server.get("/load").json()["server_load"] == 0);
+    let ends: Vec<(bool, bool)> = unread.into_iter().map(end_of).collect();
+    assert!(ends.iter().all(|(is_whole, is_closed)| is_whole == is_closed), "a cut answer looks whole: {ends:?}");
+    assert!(ends.iter().any(|(is_whole, _)| !is_whole), "no stream was cut off: {ends:?}");
 }
 
 #[test]

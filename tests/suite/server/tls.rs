@@ -41,7 +41,7 @@ fn clients_that_trust_the_certificate_are_answered_and_others_are_not() {
     let engine = EngineHandle::start_fake(FakeOptions::small());
     let server = TestServer::start(engine, ServerOptions { tls: Some(tls.clone()), ..ServerOptions::local() });
     // Whoever says nothing keeps nobody waiting.
-    let silent: Vec<TcpStream> = (0..8).map(|_| server.connect()).collect();
+    let silent: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let base = format!("https://{}", server.address);
@@ -51,6 +51,11 @@ fn clients_that_trust_the_certificate_are_answered_and_others_are_not() {
         let stream = post.body(body.to_string()).send().await.expect("an answer");
         let text = stream.text().await.expect("a whole stream");
         assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+        for mut stream in &silent {
+            stream.set_nonblocking(true).expect("a socket");
+            let read = stream.read(&mut [0]).map_err(|e| e.kind());
+            assert_eq!(read, Err(std::io::ErrorKind::WouldBlock), "the answer came after the silent had been cut off");
+        }
         let error = client(None).get(format!("{base}/health")).send().await.expect_err("it is not trusted");
         assert!(error.is_connect(), "{error:?}");
         let plain = trusting.get(format!("http://{}/health", server.address)).send().await;
