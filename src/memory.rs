@@ -99,7 +99,7 @@ pub fn estimate(spec: &ModelSpec, fixed: FixedBytes, config: &MemoryConfig) -> M
 /// the longest context, never fewer than [`MIN_BLOCKS`].
 pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_bytes: u64) -> u32 {
     let per_block = kv_bytes_per_block(spec, config).max(1);
-    let of_context = u64::from(blocks_of(spec, config, config.max_model_len.min(spec.max_position)));
+    let of_context = u64::from(blocks_of(spec, config, config.max_model_len.min(spec.most_positions())));
     let useful = of_context.saturating_mul(config.max_num_seqs.into()).saturating_add(1);
     let blocks = (kv_budget_bytes / per_block).min(useful);
     u32::try_from(blocks).unwrap_or(u32::MAX).max(MIN_BLOCKS)
@@ -108,7 +108,7 @@ pub fn default_num_blocks(spec: &ModelSpec, config: &MemoryConfig, kv_budget_byt
 /// Longest context that one request can use in a pool of `num_blocks` blocks.
 pub fn max_context(spec: &ModelSpec, config: &MemoryConfig, num_blocks: u32) -> u32 {
     let chunk = config.max_tokens_per_step;
-    groups(spec).tokens_in(num_blocks.saturating_sub(1), spec.max_position, chunk, config.block_size.max(1))
+    groups(spec).tokens_in(num_blocks.saturating_sub(1), spec.most_positions(), chunk, config.block_size.max(1))
 }
 
 /// Blocks that a context of `len` tokens takes at most.
@@ -144,7 +144,7 @@ fn token_bytes(spec: &ModelSpec, num_layers: u32, bytes: KvTokenBytes) -> u64 {
 /// Partial results of attention that there is room for: one for each range of keys of each sequence, within bounds. Rows
 /// that find no room are computed in one piece.
 pub fn attention_slots(spec: &ModelSpec, max_model_len: u32, max_num_seqs: u32) -> u64 {
-    let ranges = u64::from(max_model_len.min(spec.max_position)).div_ceil(PARTIAL_KEYS);
+    let ranges = u64::from(max_model_len.min(spec.most_positions())).div_ceil(PARTIAL_KEYS);
     let most = MAX_PARTIAL_BYTES / (4 * partial_floats(spec)).max(1);
     ranges.saturating_mul(max_num_seqs.into()).min(most).max(ranges)
 }

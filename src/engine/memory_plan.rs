@@ -60,10 +60,10 @@ impl Machine {
 /// Sizes pool and context, or says what does not fit, with the smallest change that does.
 pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<EnginePlan, LoadFailure> {
     let spec = model.spec();
-    if let Some(asked) = options.max_model_len.filter(|&len| len > spec.max_position) {
-        let fault = format!("the model's context holds {} tokens, not {asked}", spec.max_position);
+    if let Some(asked) = options.max_model_len.filter(|&len| len > spec.most_positions()) {
+        let fault = format!("the model's context holds {} tokens, not {asked}", spec.most_positions());
         return Err(LoadFailure::new(FailureKind::Model, fault)
-            .with_fix(format!("use --max-model-len {} or less", spec.max_position)));
+            .with_fix(format!("use --max-model-len {} or less", spec.most_positions())));
     }
     let planner = Planner { model, machine, sizes: wgpu_executor::weight_sizes(model)? };
     planner.plan(options).map_err(|failure| match failure.kind {

@@ -3,13 +3,17 @@
 //! `inv_freq[i] = 1 / theta^(2i / rotary_dim)`, then the scaling; `cos[p][i] = cos(f32(p * inv_freq[i])) * attention`.
 //! Products are rounded to f32 where transformers' tensors are f32, so that angles at far positions agree; powers and
 //! cosines are correctly rounded f64 results, which differ from its vectorised ones by at most one unit in the last place.
-//! Scalings: linear (positions divided), llama3 (Llama 3.1), YaRN (arXiv 2309.00071), per-pair factors (GGUF).
+//! Scalings: linear (positions divided), llama3 (Llama 3.1), YaRN (arXiv 2309.00071), dynamic (NTK-aware), LongRoPE
+//! (arXiv 2402.13753), per-pair factors (GGUF).
+//!
+//! Dynamic and LongRoPE depend on how long the context is. Keys in the cache are turned once, so the length that counts is the
+//! one that the engine is set up for, not that of a sequence.
 
 use super::spec::{RopeScaling, RopeSpec};
 use std::f64::consts::PI;
 
-/// Frequency of each rotated pair in radians per position. [rotary_dim / 2]
-pub fn inv_freq(spec: &RopeSpec) -> Vec<f32> {
+/// Frequency of each rotated pair in radians per position, for contexts of so many positions. [rotary_dim / 2]
+pub fn inv_freq(spec: &RopeSpec, num_positions: u32) -> Vec<f32> {
     let base = default_inv_freq(spec);
     match &spec.scaling {
         RopeScaling::None => base,
@@ -19,16 +23,34 @@ pub fn inv_freq(spec: &RopeSpec) -> Vec<f32> {
             base.into_iter().map(|f| llama3(f, *factor, *low_freq_factor, *high_freq_factor, original)).collect()
         }
         RopeScaling::Yarn { .. } => yarn(spec),
+        RopeScaling::Dynamic { factor, original_max_position } if num_positions > *original_max_position => {
+            let length = f64::from(num_positions) / f64::from(*original_max_position);
+            let dim = f64::from(spec.rotary_dim);
+            let theta = spec.theta * (factor * length - (factor - 1.0)).powf(dim / (dim - 2.0));
+            default_inv_freq(&RopeSpec { theta, ..spec.clone() })
+        }
+        RopeScaling::Dynamic { .. } => base,
+        RopeScaling::LongRope { short, long, original_max_position, .. } => {
+            let factors = if num_positions > *original_max_position { long } else { short };
+            powers(spec).zip(factors).map(|(power, factor)| 1.0 / (factor * power)).collect()
+        }
         RopeScaling::FreqFactors { factors } => base.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(),
     }
 }
 
-/// What cos and sin are multiplied with: 1 except for YaRN.
+/// What cos and sin are multiplied with: 1 except for YaRN and LongRoPE.
 pub fn attention_factor(spec: &RopeSpec) -> f32 {
     match spec.scaling {
-        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
+            attention_factor as f32
+        }
         _ => 1.0,
     }
+}
+
+/// LongRoPE's default for a context that was made `factor` times as long: `sqrt(1 + ln(factor) / ln(original))`.
+pub fn longrope_attention(factor: f64, original_max_position: u32) -> f64 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / f64::from(original_max_position).ln()).sqrt() }
 }
 
 /// YaRN's default: `0.1 * mscale * ln(factor) + 1` for factors above 1.
@@ -38,7 +60,7 @@ pub fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
 
 /// Cosines and sines of positions `0..num_positions`, the attention factor applied. [num_positions, rotary_dim / 2]
 pub fn cos_sin_table(spec: &RopeSpec, num_positions: u32) -> (Vec<f32>, Vec<f32>) {
-    let inv_freq = inv_freq(spec);
+    let inv_freq = inv_freq(spec, num_positions);
     let attention = attention_factor(spec);
     let len = num_positions as usize * inv_freq.len();
     let (mut cos, mut sin) = (Vec::with_capacity(len), Vec::with_capacity(len));
@@ -110,13 +132,13 @@ mod tests {
 
     #[test]
     fn first_pair_turns_one_radian_per_position() {
-        let freqs = inv_freq(&spec(8, 10000.0, RopeScaling::None));
+        let freqs = inv_freq(&spec(8, 10000.0, RopeScaling::None), 1);
         assert_eq!(freqs, [1.0, 0.1, 0.01, 0.001]);
     }
 
     #[test]
     fn linear_scaling_divides_all_frequencies() {
-        let freqs = inv_freq(&spec(4, 10000.0, RopeScaling::Linear { factor: 4.0 }));
+        let freqs = inv_freq(&spec(4, 10000.0, RopeScaling::Linear { factor: 4.0 }), 1);
         assert_eq!(freqs, [0.25, 0.0025]);
     }
 
@@ -129,7 +151,7 @@ mod tests {
             original_max_position: 8192,
         };
         let (plain, scaled) =
-            (inv_freq(&spec(128, 500000.0, RopeScaling::None)), inv_freq(&spec(128, 500000.0, scaling)));
+            (inv_freq(&spec(128, 500000.0, RopeScaling::None), 1), inv_freq(&spec(128, 500000.0, scaling), 1));
         assert_eq!(scaled[0], plain[0]);
         assert_eq!(scaled[63], plain[63] / 8.0);
         assert!(scaled.windows(2).all(|w| w[0] > w[1]));
@@ -150,7 +172,7 @@ mod tests {
             truncate: true,
         };
         let yarned = spec(64, 10000.0, scaling);
-        let (plain, scaled) = (inv_freq(&spec(64, 10000.0, RopeScaling::None)), inv_freq(&yarned));
+        let (plain, scaled) = (inv_freq(&spec(64, 10000.0, RopeScaling::None), 1), inv_freq(&yarned, 1));
         assert_eq!(scaled[0], plain[0]);
         let last = scaled[31] / plain[31];
         assert!((last - 0.125).abs() < 1e-6, "{last}");
@@ -159,9 +181,74 @@ mod tests {
         assert_eq!(sin[0], 0.0);
     }
 
+    /// Largest difference as a part of the reference's.
+    fn error(got: &[f32], want: &[f64]) -> f64 {
+        assert_eq!(got.len(), want.len());
+        got.iter().zip(want).map(|(got, want)| (f64::from(*got) / want - 1.0).abs()).fold(0.0, f64::max)
+    }
+
+    // Made with transformers 5.24.
+    #[test]
+    fn dynamic_scaling_turns_to_another_base_beyond_the_trained_context() {
+        let spec = spec(16, 10000.0, RopeScaling::Dynamic { factor: 2.0, original_max_position: 128 });
+        let plain = [1.0, 0.316227764, 0.1, 0.0316227786, 0.00999999978, 0.00316227786, 0.00100000005, 0.000316227786];
+        let longer = [
+            1.0,
+            0.2702961266040802,
+            0.07305999845266342,
+            0.019747832790017128,
+            0.005337762646377087,
+            0.0014427766436710954,
+            0.00038997692172415555,
+            0.00010540925723034889,
+        ];
+        for (num_positions, want) in [(1, &plain), (128, &plain), (256, &longer)] {
+            let error = error(&inv_freq(&spec, num_positions), want);
+            assert!(error < 3e-7, "{num_positions}: {error:e}");
+        }
+    }
+
+    #[test]
+    fn longrope_divides_by_the_factors_of_the_context_that_is_set_up() {
+        let attention_factor = longrope_attention(4.0, 64);
+        assert!((attention_factor - 1.1547005383792517).abs() < 1e-12);
+        let scaling = RopeScaling::LongRope {
+            short: (0..8).map(|i| 1.0 + 0.1 * i as f32).collect(),
+            long: (1..=8).map(|i| i as f32).collect(),
+            original_max_position: 64,
+            attention_factor,
+        };
+        let spec = spec(16, 10000.0, scaling);
+        let short = [
+            1.0,
+            0.2874797582626343,
+            0.0833333358168602,
+            0.024325214326381683,
+            0.0071428571827709675,
+            0.0021081853192299604,
+            0.0006249999860301614,
+            0.0001860163320088759,
+        ];
+        let long = [
+            1.0,
+            0.15811388194561005,
+            0.03333333507180214,
+            0.007905694656074047,
+            0.0020000000949949026,
+            0.0005270463298074901,
+            0.0001428571413271129,
+            3.9528473280370235e-05,
+        ];
+        for (num_positions, want) in [(64, &short), (65, &long)] {
+            let error = error(&inv_freq(&spec, num_positions), want);
+            assert!(error < 3e-7, "{num_positions}: {error:e}");
+        }
+        assert_eq!(cos_sin_table(&spec, 1).0[0], 1.154_700_5);
+    }
+
     #[test]
     fn factors_divide_pair_by_pair() {
-        let freqs = inv_freq(&spec(4, 10000.0, RopeScaling::FreqFactors { factors: vec![1.0, 8.0] }));
+        let freqs = inv_freq(&spec(4, 10000.0, RopeScaling::FreqFactors { factors: vec![1.0, 8.0] }), 1);
         assert_eq!(freqs, [1.0, 0.01 / 8.0]);
     }
 }

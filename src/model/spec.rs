@@ -243,6 +243,19 @@ pub enum RopeScaling {
         attention_factor: f64,
         truncate: bool,
     },
+    /// NTK-aware: another base where the context is longer than `original_max_position`.
+    Dynamic {
+        factor: f64,
+        original_max_position: u32,
+    },
+    /// LongRoPE (arXiv 2402.13753): a divisor per pair, `long` where the context is longer than `original_max_position`;
+    /// `attention_factor` multiplies cos and sin. [rotary_dim / 2]
+    LongRope {
+        short: Vec<f32>,
+        long: Vec<f32>,
+        original_max_position: u32,
+        attention_factor: f64,
+    },
     /// A divisor per pair, as GGUF's `rope_freqs.weight` holds it. [rotary_dim / 2]
     FreqFactors {
         factors: Vec<f32>,
@@ -393,6 +406,14 @@ impl ModelSpec {
         Ok(())
     }
 
+    /// The longest context that can be asked for. Beyond [`Self::max_position`] only where rope is made for it.
+    pub fn most_positions(&self) -> u32 {
+        match self.rope.scaling {
+            RopeScaling::Dynamic { factor, .. } => (f64::from(self.max_position) * factor) as u32,
+            _ => self.max_position,
+        }
+    }
+
     /// Every tensor that the forward pass reads, embedding first, then layer by layer.
     pub fn roles(&self) -> impl Iterator<Item = WeightRole> + '_ {
         use WeightRole::{HeadBias, LmHead, OutputNorm, OutputNormBias, PositionEmbedding, TokenEmbedding};
@@ -429,6 +450,12 @@ impl RopeSpec {
                 Err(format!("rope {what} must be above 0, not {value}"))
             }
         };
+        let factors_of = |what: &str, factors: &[f32]| {
+            if factors.len() != *rotary_dim as usize / 2 {
+                return Err(format!("rope {what} has {} numbers; it needs {}", factors.len(), rotary_dim / 2));
+            }
+            factors.iter().try_for_each(|&f| positive(what, f64::from(f)))
+        };
         match scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => positive("factor", *factor),
@@ -448,13 +475,22 @@ impl RopeSpec {
                 positive("attention_factor", *attention_factor)?;
                 positive("original_max_position_embeddings", f64::from(*original_max_position))
             }
-            RopeScaling::FreqFactors { factors } => {
-                if factors.len() != *rotary_dim as usize / 2 {
-                    let (have, need) = (factors.len(), rotary_dim / 2);
-                    return Err(format!("rope has {have} frequency factors; it needs {need}"));
+            RopeScaling::Dynamic { factor, original_max_position } => {
+                if *rotary_dim < 4 {
+                    return Err(format!("dynamic rope needs a rotary dimension above 2, not {rotary_dim}"));
                 }
-                factors.iter().try_for_each(|&f| positive("frequency factor", f64::from(f)))
+                if !(factor.is_finite() && *factor >= 1.0) {
+                    return Err(format!("rope factor must be at least 1, not {factor}"));
+                }
+                positive("max_position_embeddings", f64::from(*original_max_position))
             }
+            RopeScaling::LongRope { short, long, original_max_position, attention_factor } => {
+                positive("attention_factor", *attention_factor)?;
+                positive("original_max_position_embeddings", f64::from(*original_max_position))?;
+                factors_of("short_factor", short)?;
+                factors_of("long_factor", long)
+            }
+            RopeScaling::FreqFactors { factors } => factors_of("frequency factors", factors),
         }
     }
 }

@@ -139,7 +139,7 @@ fn rope_scaling_is_read_from_either_style() {
     let (full, half) = (0.1 * 4f64.ln() + 1.0, 0.05 * 4f64.ln() + 1.0);
     assert!((stored - full / half).abs() < 1e-12);
     assert_eq!(attention_factor(&spec.rope), stored as f32);
-    assert_eq!(inv_freq(&spec.rope).len(), 8);
+    assert_eq!(inv_freq(&spec.rope, 1).len(), 8);
 }
 
 #[test]

@@ -155,6 +155,20 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A list of numbers.
+    pub fn required_numbers(&self, key: &str) -> Result<Vec<f32>, Fault> {
+        let list = match self.get(key) {
+            Some(Value::Array(list)) => list,
+            Some(other) => return malformed(format!("{key} must be a list of numbers, not {}", brief(other))),
+            None => return malformed(format!("{key} is missing")),
+        };
+        let number = |value: &Value| match value.as_f64() {
+            Some(number) => Ok(number as f32),
+            None => malformed(format!("{key} must be a list of numbers; it holds {}", brief(value))),
+        };
+        list.iter().map(number).collect()
+    }
+
     pub fn first_architecture(&self) -> Result<Option<&'a str>, Fault> {
         match self.get("architectures") {
             None => Ok(None),

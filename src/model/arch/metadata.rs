@@ -213,7 +213,17 @@ impl<'a> Metadata<'a> {
     fn rope(&self, head_dim: u32, max_position: u32, pairing: RopePairing) -> Result<RopeSpec, ModelError> {
         let theta = self.number("rope.freq_base")?.unwrap_or(10_000.0);
         let rotary_dim = self.count("rope.dimension_count")?.unwrap_or(head_dim);
-        let scaling = match (self.rope_scaling(max_position)?, self.rope_factors()?) {
+        let by_length =
+            (self.rope_factors("rope_factors_short.weight")?, self.rope_factors("rope_factors_long.weight")?);
+        if let (Some(short), Some(long)) = by_length {
+            let original_max_position = self.count("rope.scaling.original_context_length")?.unwrap_or(max_position);
+            // The file's own factor is the whole of it.
+            let attention_factor = self.number("rope.scaling.attn_factor")?.unwrap_or(1.0);
+            let scaling = RopeScaling::LongRope { short, long, original_max_position, attention_factor };
+            return Ok(RopeSpec { theta, rotary_dim, pairing, scaling });
+        }
+        let factors = self.rope_factors("rope_freqs.weight")?.filter(|factors| factors.iter().any(|&f| f != 1.0));
+        let scaling = match (self.rope_scaling(max_position)?, factors) {
             (RopeScaling::None, Some(factors)) => RopeScaling::FreqFactors { factors },
             (scaling, None) => scaling,
             (_, Some(_)) => {
@@ -258,17 +268,16 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// `rope_freqs.weight`; `None` when it is missing or changes nothing.
-    fn rope_factors(&self) -> Result<Option<Vec<f32>>, ModelError> {
-        const NAME: &str = "rope_freqs.weight";
-        let Some((file, tensor)) = self.tensor(NAME) else { return Ok(None) };
+    /// A tensor with a number for each rotated pair.
+    fn rope_factors(&self, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        let Some((file, tensor)) = self.tensor(name) else { return Ok(None) };
         if tensor.ty.dtype != Some(DType::F32) || tensor.num_elements() > 4096 {
-            return self.malformed(format!("tensor {NAME} must hold at most 4096 elements of type F32"));
+            return self.malformed(format!("tensor {name} must hold at most 4096 elements of type F32"));
         }
         let mut factors = vec![0.0; tensor.num_elements() as usize];
         if let Err(e) = dequantize(DType::F32, file.bytes(tensor), &mut factors) {
-            return self.malformed(format!("tensor {NAME}: {e}"));
+            return self.malformed(format!("tensor {name}: {e}"));
         }
-        Ok(Some(factors).filter(|factors| factors.iter().any(|&f| f != 1.0)))
+        Ok(Some(factors))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::config::Config;
 use crate::model::error::Fault;
-use crate::model::rope::yarn_mscale;
+use crate::model::rope::{longrope_attention, yarn_mscale};
 use crate::model::spec::{RopePairing, RopeScaling, RopeSpec};
 
 const DEFAULT_THETA: f64 = 10_000.0;
@@ -86,8 +86,29 @@ fn scaling(rope: &Config, config: &Config, max_position: u32) -> Result<RopeScal
                 truncate: rope.flag("truncate", true)?,
             })
         }
+        "dynamic" => {
+            Ok(RopeScaling::Dynamic { factor: rope.required_number("factor")?, original_max_position: max_position })
+        }
+        // The older name is that of the first Phi-3 files.
+        "longrope" | "su" => {
+            let original = original()?;
+            // Where both lengths are known, their ratio is the factor.
+            let factor = match rope.number("factor")? {
+                Some(factor) if original == max_position => factor,
+                _ => f64::from(max_position) / f64::from(original.max(1)),
+            };
+            Ok(RopeScaling::LongRope {
+                short: rope.required_numbers("short_factor")?,
+                long: rope.required_numbers("long_factor")?,
+                original_max_position: original,
+                attention_factor: match rope.number("attention_factor")? {
+                    Some(given) => given,
+                    None => longrope_attention(factor, original),
+                },
+            })
+        }
         other => {
-            let known = "default, linear, llama3, yarn";
+            let known = "default, linear, dynamic, llama3, longrope, yarn";
             Err(Fault::Unsupported(format!("rope scaling `{other}` is not supported; supported: {known}")))
         }
     }
