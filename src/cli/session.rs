@@ -164,9 +164,9 @@ pub fn source(model: Option<&str>, file: &ConfigFile) -> Result<ModelSource, Cli
     super::models::find_by_id(name, file)
 }
 
-/// The tokenizer of a model, without opening an adapter.
+/// The tokenizer of a model, whose weights may be missing.
 pub fn tokenizer_of_model(model: Option<&str>) -> Result<Arc<Tokenizer>, CliError> {
-    Ok(loader::read_text_side(&local_path(model)?)?.tokenizer)
+    Ok(Arc::new(loader::read_tokenizer(&local_path(model)?)?))
 }
 
 /// The chat template of a model, without opening an adapter.

@@ -15,6 +15,7 @@ use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuBackend, GpuError, GpuRequest};
 use crate::model::hub::{self, FetchProgress, FetchStage};
 use crate::model::{Model, ModelError};
+use crate::tokenizer::Tokenizer;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -169,6 +170,11 @@ fn fetch_default(cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBu
         LoadFailure::new(FailureKind::Download, error.to_string())
             .with_fix("try again, or open a model file that is already on this machine (`kvasir models` lists them)")
     })
+}
+
+/// The tokenizer of the model at `path`, whose weights may be missing.
+pub fn read_tokenizer(path: &Path) -> Result<Tokenizer, LoadFailure> {
+    text_side::tokenizer_at(path)
 }
 
 /// Tokenizer and template of the model at `path`, its files checked.

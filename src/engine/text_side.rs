@@ -3,6 +3,7 @@
 use super::loader::LoadFailure;
 use crate::ids::TokenId;
 use crate::model::gguf::GgufFile;
+use crate::model::location::{Location, locate};
 use crate::model::{Model, ModelError, files};
 use crate::protocol::Pooling;
 use crate::tokenizer::folder::{self, FolderVocab};
@@ -40,6 +41,15 @@ pub enum Vocabulary {
     HuggingFace(HfTokenizerFiles),
 }
 
+impl Vocabulary {
+    fn build(self) -> Result<Tokenizer, TokenizerError> {
+        match self {
+            Vocabulary::Gguf(vocab) => Tokenizer::from_gguf(vocab),
+            Vocabulary::HuggingFace(files) => Tokenizer::from_hf(files),
+        }
+    }
+}
+
 /// A template that could be parsed, and else why not.
 type Template = (Option<Arc<ChatTemplate>>, Option<String>);
 
@@ -48,10 +58,7 @@ impl TextSource {
     pub fn of(model: &Model) -> Result<TextSource, LoadFailure> {
         let vocabulary = match (model.gguf(), model.folder()) {
             (Some(file), _) => Vocabulary::Gguf(gguf_vocab(file)?),
-            (None, Some(folder)) => match hf_files(folder)? {
-                Some(files) => Vocabulary::HuggingFace(files),
-                None => Vocabulary::Gguf(folder_vocab(folder, &model.spec().arch)?),
-            },
+            (None, Some(folder)) => vocabulary_of_folder(folder, &model.spec().arch)?,
             (None, None) => return Err(LoadFailure::model("the model has no tokenizer", &model.info().path)),
         };
         Ok(TextSource { vocabulary, template: model.chat_template()? })
@@ -59,10 +66,7 @@ impl TextSource {
 
     /// The tokenizer, and the template if there is one.
     pub fn build(self) -> Result<(Tokenizer, Template), TokenizerError> {
-        let tokenizer = match self.vocabulary {
-            Vocabulary::Gguf(vocab) => Tokenizer::from_gguf(vocab)?,
-            Vocabulary::HuggingFace(files) => Tokenizer::from_hf(files)?,
-        };
+        let tokenizer = self.vocabulary.build()?;
         let template = match self.template.map(|source| ChatTemplate::new(&source, tokenizer.special_tokens())) {
             None => (None, None),
             Some(Ok(template)) => (Some(Arc::new(template)), None),
@@ -70,6 +74,19 @@ impl TextSource {
         };
         Ok((tokenizer, template))
     }
+}
+
+/// The tokenizer of the file or folder at `path`. Its weights are not looked at: they may be missing.
+pub fn tokenizer_at(path: &Path) -> Result<Tokenizer, LoadFailure> {
+    let vocabulary = match locate(path)? {
+        Location::Gguf(file) => Vocabulary::Gguf(gguf_vocab(&GgufFile::open(&file)?)?),
+        Location::Folder(folder) => {
+            let config = files::read_json_object(&folder.join("config.json"))?.unwrap_or_default();
+            let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+            vocabulary_of_folder(&folder, model_type)?
+        }
+    };
+    vocabulary.build().map_err(|e| LoadFailure::model(e, path))
 }
 
 /// Reads the text side of an opened model.
@@ -144,6 +161,13 @@ fn pooling(model: &Model) -> Result<Result<Pooling, String>, ModelError> {
         [] | ["pooling_mode_lasttoken"] => Ok(Pooling::Last),
         ["pooling_mode_mean_tokens"] => Ok(Pooling::Mean),
         _ => Err(format!("the model's pooling ({}) is not supported", modes.join(", "))),
+    })
+}
+
+fn vocabulary_of_folder(folder: &Path, model_type: &str) -> Result<Vocabulary, LoadFailure> {
+    Ok(match hf_files(folder)? {
+        Some(files) => Vocabulary::HuggingFace(files),
+        None => Vocabulary::Gguf(folder_vocab(folder, model_type)?),
     })
 }
 

@@ -23,7 +23,7 @@ pub mod groups;
 pub mod hub;
 pub mod inspect;
 pub mod latent;
-mod location;
+pub(crate) mod location;
 pub mod lora;
 pub mod packed;
 pub mod quant;

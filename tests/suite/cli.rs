@@ -170,6 +170,20 @@ fn tokenize_gives_the_ids_of_the_fixtures() {
 }
 
 #[test]
+fn tokenize_needs_no_weights() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for name in ["config.json", "tokenizer.json"] {
+        std::fs::copy(Path::new(&fixture("tiny/llama")).join(name), dir.path().join(name)).expect("copied");
+    }
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let ids = |model: &str| json_lines(&["tokenize", "--json", "--model", model, "--text", "Hello"])[0]["ids"].clone();
+    assert_eq!(ids(&text(dir.path())), ids(&fixture("tiny/llama")));
+    let Some(root) = full_fixtures() else { return };
+    let vocabulary = root.join("tokenizers/ggml-vocab-gpt-2.gguf");
+    assert_eq!(ids(&text(&vocabulary)), json!([15496]));
+}
+
+#[test]
 fn tokenize_reads_standard_input() {
     let home = tempfile::tempdir().expect("a temporary folder");
     let model = fixture("tiny/llama");
