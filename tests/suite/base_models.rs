@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// The fixture with names as the base class has them, without its head, and with some of the config's values changed.
-fn base_of(name: &str, edits: &[(&str, serde_json::Value)]) -> tempfile::TempDir {
+pub fn base_of(name: &str, edits: &[(&str, serde_json::Value)]) -> tempfile::TempDir {
     let from = core_fixtures().join("tiny").join(name);
     let dir = tempfile::tempdir().expect("a temporary folder");
     let bytes = std::fs::read(from.join("model.safetensors")).expect("weights");

@@ -299,7 +299,7 @@ fn unknown_families_formats_and_tokenizers_are_refused_by_name_at_once() {
 }
 
 /// The tiny llama, whose embedding has 512 rows, with `change` made to its tokenizer.
-fn with_tokenizer(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+pub fn with_tokenizer(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
     let folder = changed_folder(|_| ());
     let path = folder.path().join("tokenizer.json");
     let mut json = read_json(&path);
@@ -308,7 +308,7 @@ fn with_tokenizer(change: impl FnOnce(&mut serde_json::Value)) -> tempfile::Temp
     folder
 }
 
-fn added_token(text: &str, id: u64) -> serde_json::Value {
+pub fn added_token(text: &str, id: u64) -> serde_json::Value {
     serde_json::json!({
         "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
         "special": true

@@ -1,6 +1,10 @@
 //! What is refused: the status, the field and the code of each mistake.
 
 use super::TestServer;
+use crate::base_models::base_of;
+use crate::malformed::{added_token, with_tokenizer};
+use crate::support::tiny_engine;
+use kvasir::server::ServerOptions;
 use serde_json::{Value, json};
 
 fn check(server: &TestServer, path: &str, body: Value, status: u16, param: &str) -> Value {
@@ -168,4 +172,41 @@ fn a_message_can_be_continued_and_echoed() {
     assert_eq!(echoed, format!("I am{}", plain.as_str().expect("content")));
     body["add_generation_prompt"] = true.into();
     check(&server, "/v1/chat/completions", body, 400, "continue_final_message");
+}
+
+#[test]
+fn an_added_token_beyond_the_embedding_is_refused_wherever_it_is_named() {
+    let folder = with_tokenizer(|json| {
+        json["added_tokens"].as_array_mut().expect("a list").push(added_token("<image_soft_token>", 512));
+    });
+    let Some(engine) = tiny_engine(folder.path().to_owned(), |_| ()) else { return };
+    let server = TestServer::start(engine, ServerOptions::local());
+    let mut wanted = json!({ "prompt": "Hello", "max_tokens": 4, "temperature": 0 });
+    server.ok("/v1/completions", &wanted);
+    for (field, value) in [
+        ("prompt", json!("an <image_soft_token>")),
+        ("prompt", json!([1, 512])),
+        ("logit_bias", json!({ "512": 100 })),
+        ("stop_token_ids", json!([512])),
+        ("allowed_token_ids", json!([1, 512])),
+    ] {
+        let before = wanted[field].take();
+        wanted[field] = value;
+        let error = check(&server, "/v1/completions", wanted.clone(), 400, field);
+        assert!(error["message"].as_str().is_some_and(|m| m.contains("512")), "{error}");
+        wanted[field] = before;
+    }
+    let guided = json!({ "prompt": "Hello", "max_tokens": 4, "guided_regex": "[a-z <>_]{1,40}", "temperature": 0 });
+    server.ok("/v1/completions", &guided);
+}
+
+#[test]
+fn a_model_without_a_head_refuses_chats_and_embeds() {
+    let folder = base_of("llama", &[]);
+    let Some(engine) = tiny_engine(folder.path().to_owned(), |_| ()) else { return };
+    let server = TestServer::start(engine, ServerOptions::local());
+    let body = json!({ "prompt": "Hello", "max_tokens": 4, "stream": true });
+    let error = check(&server, "/v1/completions", body, 400, "model");
+    assert!(error["message"].as_str().is_some_and(|m| m.contains("no output head")), "{error}");
+    server.ok("/v1/embeddings", &json!({ "input": "Hello" }));
 }
