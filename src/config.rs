@@ -9,6 +9,7 @@ mod values;
 pub use lora::LoraArgs;
 
 use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode, TuneMode};
+use crate::memory::MIN_CONTEXT;
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ use values::{
     PREEMPTION_MODES, SCHEDULING_POLICIES, VICTIM_POLICIES, backend, gib, gib_if, kv_cache_dtype, power_of_two, word_of,
 };
 
-/// Largest context that a flag may ask for.
-const MAX_MODEL_LEN_LIMIT: u32 = 1 << 24;
+/// Contexts that a flag may ask for.
+const CONTEXT_RANGE: (u32, u32) = (MIN_CONTEXT, 1 << 24);
 
 /// Host memory for KV blocks that leave the pool: room for several long chats, taken only as it is filled.
 const DEFAULT_SWAP_SPACE_GIB: f64 = 1.0;
@@ -333,19 +334,13 @@ pub struct EngineArgs {
     #[arg(long, value_name = "MODE", env = "KVASIR_PREEMPTION_MODE", hide_env_values = true)]
     pub preemption_mode: Option<String>,
     /// Host memory for KV blocks that leave the pool, in GiB; 0 turns it off
-    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true, allow_negative_numbers = true)]
+    #[arg(long, value_name = "GIB", env = "KVASIR_SWAP_SPACE", hide_env_values = true)]
     pub swap_space: Option<f64>,
     /// Keep prefixes in files under this folder, over restarts
     #[arg(long, value_name = "DIR", env = "KVASIR_PREFIX_CACHE_DIR", hide_env_values = true)]
     pub prefix_cache_dir: Option<PathBuf>,
     /// What those files may take for one model, in GiB
-    #[arg(
-        long,
-        value_name = "GIB",
-        env = "KVASIR_PREFIX_CACHE_SIZE",
-        hide_env_values = true,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "GIB", env = "KVASIR_PREFIX_CACHE_SIZE", hide_env_values = true)]
     pub prefix_cache_size: Option<f64>,
     /// The reference mode: f32 activations and KV, no integer dot products
     #[arg(long)]
@@ -437,7 +432,7 @@ impl EngineArgs {
             prefix_cache_bytes: gib("prefix_cache_size", cache_size, DEFAULT_PREFIX_CACHE_GIB)?,
             backend,
             adapter: self.adapter.clone().or(file.adapter.clone()).filter(|a| !a.is_empty()),
-            max_model_len: int("max_model_len", self.max_model_len, file.max_model_len, (2, MAX_MODEL_LEN_LIMIT))?,
+            max_model_len: int("max_model_len", self.max_model_len, file.max_model_len, CONTEXT_RANGE)?,
             max_num_seqs: int("max_num_seqs", self.max_num_seqs, file.max_num_seqs, (1, 256))?.unwrap_or(16),
             max_num_batched_tokens: int(
                 "max_num_batched_tokens",

@@ -55,10 +55,10 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "R")]
     pub repetition_penalty: Option<f32>,
     /// Lower the logits of tokens that the output has
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub presence_penalty: f32,
     /// Lower the logits of tokens by how often the output has them
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub frequency_penalty: f32,
     /// Repeats the draws
     #[arg(long, value_name = "N")]

@@ -46,7 +46,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "W", conflicts_with_all = ["best_of", "temperature", "top_p", "top_k", "min_p", "logprobs"])]
     pub beam_width: Option<u32>,
     /// Beams are ranked by log-probability / length ^ this (default: 1)
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P")]
     pub length_penalty: Option<f32>,
     /// When the search ends: at as many outputs as beams (true), when no better one is likely (false, the default), or
     /// when none is possible (never)

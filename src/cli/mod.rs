@@ -34,7 +34,7 @@ mod trace;
 
 pub use error::{CliError, CliResult, Exit};
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 
 /// A portable LLM inference engine and the app that shows it at work
@@ -105,7 +105,7 @@ pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
     if let Some(asked) = help::asked(&args) {
         return ending(help::show(asked));
     }
-    let cli = match Cli::try_parse_from(args) {
+    let cli = match parse(args) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are data; they come as errors of code 0. A closed pipe is no fault.
@@ -114,6 +114,20 @@ pub fn run(args: impl Iterator<Item = OsString>, force_exit: fn()) -> Ending {
         }
     };
     ending(dispatch(cli, force_exit))
+}
+
+/// A number below zero is the value of the flag before it, so that the flag's own check says what it may be.
+fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
+    fn lenient(command: clap::Command) -> clap::Command {
+        let of_flag = |arg: clap::Arg| match arg.is_positional() || !arg.get_action().takes_values() {
+            true => arg,
+            false => arg.allow_negative_numbers(true),
+        };
+        command.mut_args(of_flag).mut_subcommands(lenient)
+    }
+    let mut command = lenient(Cli::command());
+    let matches = command.try_get_matches_from_mut(args)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 fn ending(result: CliResult) -> Ending {
@@ -164,7 +178,6 @@ fn message(error: &CliError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_flags_of_all_commands_fit_together() {

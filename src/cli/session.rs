@@ -151,9 +151,14 @@ impl Progress {
     }
 }
 
-/// What `--model` names: nothing is the default model, then a path, then the id of a model on this machine.
+/// What `--model` names: no flag is the default model, then a path, then the id of a model on this machine.
 pub fn source(model: Option<&str>, file: &ConfigFile) -> Result<ModelSource, CliError> {
-    let Some(name) = model.filter(|m| !m.is_empty()) else { return Ok(ModelSource::Default) };
+    let Some(name) = model else { return Ok(ModelSource::Default) };
+    if name.is_empty() {
+        // As an unset shell variable gives it; the default model would be a download that nobody asked for.
+        return Err(CliError::usage("the name of the model is empty")
+            .with_fix("name a model, or leave --model (or KVASIR_MODEL) out for the default model"));
+    }
     let path = Path::new(name);
     if path.exists() {
         return Ok(ModelSource::Path(path.to_path_buf()));

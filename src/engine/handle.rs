@@ -246,6 +246,17 @@ impl Shared {
         self.wake();
     }
 
+    /// Sets the status where a load is under way.
+    pub fn end_loading(&self, ended: EngineStatus) {
+        let mut status = lock(&self.status);
+        if matches!(*status, EngineStatus::Loading { .. }) {
+            *status = ended;
+            drop(status);
+            self.status_changed.notify_all();
+            self.wake();
+        }
+    }
+
     pub fn set_model(&self, model: Option<Arc<LoadedModel>>, max_queue: u32) {
         *lock(&self.model) = model;
         self.set_pinned(PinnedRoom::default());
@@ -468,10 +479,11 @@ impl EngineHandle {
         self.send(EngineCommand::Load(LoadCommand::Start { load, request: Box::new(request) }));
     }
 
-    /// Ends the load under way; the status becomes [`EngineStatus::NoModel`].
+    /// Ends the load under way; the status is [`EngineStatus::NoModel`] at once, the loader ends at its next report.
     pub fn cancel_load(&self) {
         let shared = &self.inner.shared;
         shared.cancel_loads_before(shared.latest_load.load(Ordering::Acquire) + 1);
+        shared.end_loading(EngineStatus::NoModel);
     }
 
     /// Frees the model and the GPU memory. Runs on it end with an error.

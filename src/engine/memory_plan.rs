@@ -67,7 +67,7 @@ pub fn plan(model: &Model, options: &EngineOptions, machine: Machine) -> Result<
     }
     let planner = Planner { model, machine, sizes: wgpu_executor::weight_sizes(model)? };
     planner.plan(options).map_err(|failure| match failure.kind {
-        FailureKind::DoesNotFit => failure.with_fix(advice::of(&planner, options)),
+        FailureKind::DoesNotFit if failure.fix.is_none() => failure.with_fix(advice::of(&planner, options)),
         _ => failure,
     })
 }
@@ -129,6 +129,13 @@ impl Planner<'_> {
         if options.max_model_len.is_some_and(|asked| asked > room) {
             let fault = format!("a context of {wanted_len} tokens does not fit: the KV pool holds {room} tokens");
             return Err(LoadFailure::new(FailureKind::DoesNotFit, fault));
+        }
+        if room < memory::MIN_CONTEXT {
+            let least = memory::MIN_CONTEXT;
+            let fault =
+                format!("the KV pool has room for {room} of the {least} tokens that the shortest context takes");
+            return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)
+                .with_fix("raise --num-gpu-blocks-override or --block-size"));
         }
         let per_block = memory.kv_bytes_per_token * u64::from(options.block_size);
         let num_host_blocks = self.num_host_blocks(options, per_block);
@@ -336,6 +343,13 @@ mod tests {
         assert_eq!(refused(Some(513), None, 1000).kind, FailureKind::Model);
         assert_eq!(refused(None, Some(1 << 24), 1000).kind, FailureKind::DoesNotFit);
         assert_eq!(refused(Some(500), Some(10), 1000).kind, FailureKind::DoesNotFit);
+        // The block beside the null block has one token.
+        let one_token = EngineOptions { block_size: 1, ..options(None, Some(2)) };
+        let failure = plan(&model, &one_token, on_cpu(1000)).unwrap_err();
+        assert!(
+            failure.kind == FailureKind::DoesNotFit && failure.message.contains("room for 1 of the 2 tokens"),
+            "{failure:?}"
+        );
         let full = refused(None, None, 1);
         assert!(full.kind == FailureKind::DoesNotFit && full.message.contains("weights"), "{full:?}");
     }

@@ -277,6 +277,40 @@ fn a_row_that_is_not_a_number_ends_its_request_alone() {
 }
 
 #[test]
+fn a_core_that_cannot_be_built_is_a_failed_load() {
+    let fake = FakeOptions { max_model_len: 1, ..FakeOptions::small() };
+    let options = super::fake::engine_options(&fake);
+    let engine = EngineHandle::start_with(options.clone(), super::fake::loader(fake));
+    let source = super::options::ModelSource::Default;
+    engine.load(super::options::LoadRequest { source, options });
+    eventually("the load ends", || !matches!(engine.status(), EngineStatus::Loading { .. }));
+    let EngineStatus::Failed { message, .. } = engine.status() else { panic!("{:?}", engine.status()) };
+    assert!(message.contains("max_model_len must hold"), "{message}");
+}
+
+#[test]
+fn whoever_waits_for_a_load_hears_of_its_end_at_once() {
+    let (fake, (release, gate)) = (FakeOptions::small(), std::sync::mpsc::sync_channel::<()>(2));
+    let (options, load, gate) =
+        (super::fake::engine_options(&fake), super::fake::loader(fake), std::sync::Mutex::new(gate));
+    // A loader that reports nothing until it is let go.
+    let slow: super::thread::Loader = Box::new(move |request, on_progress| {
+        let _ = gate.lock().unwrap().recv();
+        load(request, on_progress)
+    });
+    let engine = EngineHandle::start_with(options.clone(), slow);
+    let source = super::options::ModelSource::Default;
+    engine.load(super::options::LoadRequest { source: source.clone(), options: options.clone() });
+    let ended = engine.wait_for_model(|_| engine.cancel_load());
+    assert!(matches!(ended, Err(EngineStatus::NoModel)), "{ended:?}");
+    // The next load is not disturbed by the end of the one before.
+    engine.load(super::options::LoadRequest { source, options });
+    release.send(()).unwrap();
+    release.send(()).unwrap();
+    assert!(engine.wait_for_model(|_| {}).is_ok());
+}
+
+#[test]
 fn a_step_that_always_fails_ends_its_requests_and_not_the_engine() {
     for fault in [FakeFault::Rejected, FakeFault::FailedWait] {
         let engine = EngineHandle::start_fake(FakeOptions { faults: vec![fault; 3], ..FakeOptions::small() });

@@ -1,8 +1,8 @@
 //! The engine thread: drains commands, steps while there is work, sleeps on the queue when there is none.
 //!
 //! Guarantees: a panic inside a step takes the device-lost path: scheduler, cache and executor are rebuilt and every live
-//! request goes on from its tokens; repeated faults end the requests, never the process; when the thread ends, every run
-//! has its terminal event.
+//! request goes on from its tokens; repeated faults end the requests, never the process; a panic while a model is made
+//! ready is a failed load; when the thread ends, every run has its terminal event.
 
 use super::branches::Start;
 use super::core::{EngineCore, StepOutcome};
@@ -237,11 +237,7 @@ impl EngineThread {
         let (shared, commands, loader) = (self.shared.clone(), self.commands.clone(), self.loader.clone());
         let work = move || {
             let mut watch = LoadWatch { shared: &shared, load, phase: String::new(), shown: None };
-            let result =
-                std::panic::catch_unwind(AssertUnwindSafe(|| loader(&request, &mut |progress| watch.report(progress))))
-                    .unwrap_or_else(|panic| {
-                        Err(LoadFailure::engine(format!("loading failed: {}", panic_text(&*panic))))
-                    });
+            let result = guarded("loading failed", || loader(&request, &mut |progress| watch.report(progress)));
             let max_queue = request.options.max_queue;
             // The engine is gone only at shutdown; what was loaded is dropped then.
             let _ = commands.send(EngineCommand::Load(LoadCommand::Done { load, result: Box::new(result), max_queue }));
@@ -263,19 +259,10 @@ impl EngineThread {
             self.shared.set_status(EngineStatus::NoModel);
             return;
         }
-        match result {
-            Ok(mut loaded) => {
-                let commands = self.commands.clone();
-                let deliver = move |fetched| {
-                    // The engine is gone only at shutdown; nobody waits for the blocks then.
-                    let _ = commands.send(EngineCommand::Load(LoadCommand::Fetched(fetched)));
-                };
-                if let Some(Err(fault)) = loaded.disk.as_mut().map(|disk| disk.start(deliver)) {
-                    self.shared.set_status(LoadFailure::engine(fault.to_string()).into_status());
-                    return;
-                }
-                let model = loaded.model.clone();
-                self.core = Some(EngineCore::new(loaded, self.shared.clone(), self.started));
+        match result.and_then(|loaded| guarded("loading failed", || self.build_core(loaded))) {
+            Ok(core) => {
+                let model = core.model.clone();
+                self.core = Some(core);
                 self.num_recoveries = 0;
                 self.is_idle = false;
                 self.shared.set_model(Some(model.clone()), max_queue);
@@ -283,6 +270,18 @@ impl EngineThread {
             }
             Err(failure) => self.shared.set_status(failure.into_status()),
         }
+    }
+
+    fn build_core(&self, mut loaded: Loaded) -> Result<EngineCore, LoadFailure> {
+        let commands = self.commands.clone();
+        let deliver = move |fetched| {
+            // The engine is gone only at shutdown; nobody waits for the blocks then.
+            let _ = commands.send(EngineCommand::Load(LoadCommand::Fetched(fetched)));
+        };
+        if let Some(Err(fault)) = loaded.disk.as_mut().map(|disk| disk.start(deliver)) {
+            return Err(LoadFailure::engine(fault.to_string()));
+        }
+        Ok(EngineCore::new(loaded, self.shared.clone(), self.started))
     }
 
     fn step(&mut self) {
@@ -304,14 +303,17 @@ impl EngineThread {
     fn recover(&mut self, reason: String) {
         tracing::error!("the engine recovers: {reason}");
         self.num_recoveries += 1;
-        let Some(core) = &mut self.core else { return };
+        let Some(core) = &mut self.core else {
+            // Whoever waits for the load must hear that it comes to nothing.
+            self.shared.end_loading(LoadFailure::engine(reason).into_status());
+            return;
+        };
         if self.num_recoveries > MAX_RECOVERIES {
             core.fail_all(&RunError::Engine(reason.clone()));
         }
         self.shared.set_status(EngineStatus::Loading { phase: "Recovering the GPU".into(), done: 0, total: 0 });
         let shared = self.shared.clone();
-        let rebuilt = std::panic::catch_unwind(AssertUnwindSafe(|| core.rebuild(&|| !shared.is_shutting_down())))
-            .unwrap_or_else(|panic| Err(LoadFailure::engine(format!("recovery failed: {}", panic_text(&*panic)))));
+        let rebuilt = guarded("recovery failed", || core.rebuild(&|| !shared.is_shutting_down()));
         match rebuilt {
             Ok(()) => {
                 if let Some(model) = self.shared.model() {
@@ -381,6 +383,12 @@ impl LoadWatch<'_> {
         }
         true
     }
+}
+
+/// Does the work; a panic in it is a failure with the panic's text.
+fn guarded<T>(what: &str, work: impl FnOnce() -> Result<T, LoadFailure>) -> Result<T, LoadFailure> {
+    std::panic::catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(LoadFailure::engine(format!("{what}: {}", panic_text(&*panic)))))
 }
 
 /// The message of a panic.

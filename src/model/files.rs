@@ -65,7 +65,7 @@ pub fn read_json_object(path: &Path) -> Result<Option<Map<String, Value>>, Model
 fn open_regular(path: &Path) -> Result<File, ModelError> {
     let meta = std::fs::metadata(path).map_err(|e| ModelError::io(path, e))?;
     if !meta.is_file() {
-        return Err(ModelError::malformed(path, "this is not a regular file"));
+        return Err(ModelError::not_found(path, "this is not a regular file"));
     }
     File::open(path).map_err(|e| ModelError::io(path, e))
 }

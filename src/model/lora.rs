@@ -183,10 +183,14 @@ impl<'a> Modules<'a> {
         let inputs = shape(first)[1];
         expect_shape(a, &[rank.into(), inputs])?;
         expect_shape(b, &[outputs_of(source, shape(first)[0]), rank.into()])?;
-        let scale = config.scale_of(module, rank);
+        let scale = config.scale_of(module, rank)?;
         let values_of_a = floats(file, a)?;
         let mut values_of_b = floats(file, b)?;
         values_of_b.iter_mut().for_each(|v| *v *= scale);
+        if let Some(at) = values_of_b.iter().position(|v| !v.is_finite()) {
+            let fault = format!("element {at} times the adapter's scale {scale} is too large");
+            return Err(Fault::Malformed(fault).in_tensor(&b.name));
+        }
         let bytes: Vec<u8> = values_of_b.iter().flat_map(|v| v.to_le_bytes()).collect();
         for (role, source) in roles {
             let rows = Source { part: rows_of(source.part), ..source.clone() };

@@ -31,6 +31,9 @@ pub struct NamedTemplate {
     pub text: String,
 }
 
+/// The least value that is still above 0 as a normal f32.
+const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
+
 /// Reads `generation_config.json`. Values out of range are left out with a warning.
 pub fn generation_defaults(folder: &Path, warnings: &mut Vec<String>) -> Result<GenerationDefaults, ModelError> {
     let path = folder.join("generation_config.json");
@@ -39,12 +42,16 @@ pub fn generation_defaults(folder: &Path, warnings: &mut Vec<String>) -> Result<
         let value = json.get(key).filter(|v| !v.is_null())?;
         let in_range = value.as_f64().filter(|v| (low..=high).contains(v));
         if in_range.is_none() {
-            warnings.push(format!("generation_config.json: {key} must be from {low} to {high}, not {value}"));
+            let range = match low == SMALLEST {
+                true => format!("above 0 and at most {high}"),
+                false => format!("from {low} to {high}"),
+            };
+            warnings.push(format!("generation_config.json: {key} must be {range}, not {value}"));
         }
         in_range.map(|v| v as f32)
     };
     let temperature = number("temperature", 0.0, 100.0);
-    let top_p = number("top_p", f64::from(f32::MIN_POSITIVE), 1.0);
+    let top_p = number("top_p", SMALLEST, 1.0);
     let min_p = number("min_p", 0.0, 1.0);
     let repetition_penalty = number("repetition_penalty", 0.01, 100.0);
     let top_k = number("top_k", 0.0, f64::from(1u32 << 24)).map(|k| k as u32);
@@ -173,6 +180,21 @@ mod tests {
         assert_eq!(ids(Value::Null), Some(vec![]));
         assert_eq!(ids(serde_json::json!(-1)), None);
         assert_eq!(ids(serde_json::json!(4294967296u64)), None);
+    }
+
+    #[test]
+    fn a_range_without_its_end_is_said_in_words() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(dir.path().join("generation_config.json"), r#"{"top_p": 0, "min_p": 2}"#).expect("written");
+        let mut warnings = Vec::new();
+        generation_defaults(dir.path(), &mut warnings).expect("readable");
+        assert_eq!(
+            warnings,
+            [
+                "generation_config.json: top_p must be above 0 and at most 1, not 0",
+                "generation_config.json: min_p must be from 0 to 1, not 2",
+            ]
+        );
     }
 
     #[test]

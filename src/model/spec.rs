@@ -5,6 +5,7 @@ mod rope_spec;
 
 use super::experts::{ExpertPart, ExpertSpec, MixPart};
 use super::latent::{LatentPart, LatentSpec};
+use crate::memory::MIN_CONTEXT;
 pub use rope_spec::{RopePairing, RopeScaling, RopeSpec};
 use serde::{Deserialize, Serialize};
 
@@ -268,12 +269,18 @@ impl ModelSpec {
             ("the number of key-value heads", self.num_kv_heads, limit::HEADS),
             ("the head dimension", self.head_dim, limit::HEAD_DIM),
             ("the vocabulary size", self.vocab_size, limit::VOCAB),
-            ("the context length", self.max_position, limit::POSITIONS),
         ];
         for (what, value, max) in ranges {
             if value == 0 || value > max {
                 return Err(format!("{what} must be from 1 to {max}, not {value}"));
             }
+        }
+        if !(MIN_CONTEXT..=limit::POSITIONS).contains(&self.max_position) {
+            let (max, len) = (limit::POSITIONS, self.max_position);
+            return Err(format!(
+                "the context length (max_position_embeddings or context_length) must be from {MIN_CONTEXT} to {max}, \
+                 not {len}"
+            ));
         }
         if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             let (heads, kv) = (self.num_heads, self.num_kv_heads);

@@ -48,6 +48,7 @@ pub use crate::kv::HostTransfer;
 
 use crate::ids::{RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, KvCache};
+use crate::memory::MIN_CONTEXT;
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use gang::Gang;
 use planner::Undo;
@@ -170,7 +171,7 @@ impl Scheduler {
         assert!(config.max_num_seqs >= 1, "max_num_seqs must be at least 1");
         assert!(config.max_tokens_per_step >= config.max_num_seqs, "max_tokens_per_step must allow a token per slot");
         assert!(config.long_prefill_cap >= 1, "long_prefill_cap must be at least 1");
-        assert!(config.max_model_len >= 2, "max_model_len must hold a prompt and an output token");
+        assert!(config.max_model_len >= MIN_CONTEXT, "max_model_len must hold a prompt and an output token");
         Scheduler {
             config,
             kv,

@@ -125,6 +125,12 @@ fn exit_codes_tell_what_went_wrong() {
         (2, &["generate", "hi", "--model", &llama, "--backend", "cuda"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "0"]),
         (2, &["generate", "hi", "--model", &llama, "--block-size", "3"]),
+        (2, &["generate", "hi", "--model", &llama, "--max-model-len", "1"]),
+        (2, &["generate", "hi", "--model", ""]),
+        (2, &["tokenize", "--text", "hi", "--model", ""]),
+        (2, &["estimate", ""]),
+        (2, &["serve", "--model", ""]),
+        (2, &["serve", "--model", "name="]),
         (2, &["replay", &trace, "--max-num-seqs", "4294967295"]),
         (2, &["replay", &trace, "--block-size", "4294967295"]),
         (2, &["replay", &trace, "--num-blocks", "4294967295"]),
@@ -150,6 +156,30 @@ fn exit_codes_tell_what_went_wrong() {
         assert!(*want == 0 || !message.trim().is_empty() || !output.stdout.is_empty(), "{args:?} says nothing");
         assert!(*want == 0 || output.stdout.is_empty() || args[0] == "estimate", "{args:?}: faults go to stderr");
     }
+}
+
+#[test]
+fn values_out_of_range_are_told_with_their_range() {
+    let llama = fixture("tiny/llama");
+    let cases: &[(&[&str], &str)] = &[
+        (&["--cpu-offload-gb", "-1"], "cpu_offload_gb must be between 0 and 65536 GiB, not -1"),
+        (&["--gpu-memory-gb", "-0.5"], "gpu_memory_gb must be between 0 and 65536 GiB, not -0.5"),
+        (&["--gpu-memory-utilization", "-1"], "gpu_memory_utilization must be above 0 and at most 1, not -1"),
+        (&["--max-model-len", "-1"], "`-1` is not a count"),
+        (&["--max-model-len", "1"], "max_model_len must be between 2 and"),
+    ];
+    for (args, words) in cases {
+        let args = [&["generate", "hi", "--model", &llama], *args].concat();
+        let output = run(&args);
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert!(message.contains(words), "{args:?}: {message}");
+    }
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let child = kvasir(home.path(), &["generate", "hi"]).env("KVASIR_MODEL", "").spawn().expect("the built binary");
+    let output = finish(child, "generate with an empty KVASIR_MODEL");
+    assert!(stderr(&output).contains("KVASIR_MODEL"), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]

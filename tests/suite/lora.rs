@@ -201,13 +201,21 @@ type Damage = (fn(&mut serde_json::Value, &mut Tensors), &'static str);
 #[test]
 fn malformed_adapters_are_refused_by_name() {
     const A: &str = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
-    let damages: [Damage; 13] = [
+    let damages: [Damage; 15] = [
         (|c, _| c["use_dora"] = true.into(), "DoRA"),
         (|c, _| c["bias"] = "lora_only".into(), "bias = \"lora_only\" is not supported"),
         (|c, _| c["modules_to_save"] = serde_json::json!(["lm_head"]), "modules_to_save"),
         (|c, _| c["peft_type"] = "IA3".into(), "peft_type IA3"),
         (|c, _| c["r"] = 3.into(), "down_proj.lora_A.weight has the shape [8, 176]; the model and r need [3, 176]"),
         (|c, _| c["r"] = (-1).into(), "r must be a whole number"),
+        (|c, _| c["lora_alpha"] = 1e30.into(), "lora_alpha = 1e30 of adapter_config.json"),
+        (
+            |c, t| {
+                c["lora_alpha"] = 80.into();
+                t.get_mut(&A.replace("lora_A", "lora_B")).expect("there").0[7] = f32::MAX;
+            },
+            "up_proj.lora_B.weight: element 7 times the adapter's scale 10 is too large",
+        ),
         (|c, _| c["target_modules"] = serde_json::json!(["q_proj", "w_pack"]), "target_modules names w_pack"),
         (|_, t| drop(t.remove(A)), "model.layers.1.mlp.up_proj has a lora_B, but no lora_A"),
         (|_, t| t.get_mut(A).expect("there").0[5] = f32::NAN, "up_proj.lora_A.weight: the value of element 5"),

@@ -283,6 +283,9 @@ fn unknown_families_formats_and_tokenizers_are_refused_by_name_at_once() {
     assert!(quick_refusal(family.path()).contains("mamba7"));
     let scheme = changed_folder(|config| config["quantization_config"] = serde_json::json!({"quant_method": "hqq9"}));
     assert!(quick_refusal(scheme.path()).contains("hqq9"));
+    let context = changed_folder(|config| config["max_position_embeddings"] = 1.into());
+    let refusal = quick_refusal(context.path());
+    assert!(refusal.contains("max_position_embeddings") && refusal.contains("config.json"), "{refusal}");
     let tokenizer = changed_folder(|_| ());
     let path = tokenizer.path().join("tokenizer.json");
     let mut json = read_json(&path);

@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 /// Largest rank that is read.
 pub const MAX_RANK: u32 = 1024;
 
+/// Largest scale that is read: trained adapters have one of about 1, and far beyond this the sums of a step overflow.
+const MAX_SCALE: f64 = 1e4;
+
 /// What an adapter's config says of its scale. Which modules it changes, its tensors say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
@@ -84,10 +87,20 @@ impl LoraConfig {
     }
 
     /// What multiplies B A x.
-    pub fn scale_of(&self, module: &str, rank: u32) -> f32 {
-        let alpha = of_module(&self.alpha_pattern, module).unwrap_or(self.alpha);
-        let rank = f64::from(rank);
-        (alpha / if self.uses_rslora { rank.sqrt() } else { rank }) as f32
+    pub fn scale_of(&self, module: &str, rank: u32) -> Result<f32, Fault> {
+        let (key, alpha) = match of_module(&self.alpha_pattern, module) {
+            Some(alpha) => ("alpha_pattern", alpha),
+            None => ("lora_alpha", self.alpha),
+        };
+        let divisor = if self.uses_rslora { f64::from(rank).sqrt() } else { f64::from(rank) };
+        let scale = alpha / divisor;
+        if scale.abs() > MAX_SCALE {
+            let fault = format!(
+                "{key} = {alpha:?} of adapter_config.json scales {module} by {scale:?}; the scale may be {MAX_SCALE} at most"
+            );
+            return Err(Fault::Malformed(fault));
+        }
+        Ok(scale as f32)
     }
 }
 
@@ -170,10 +183,29 @@ mod tests {
         .expect("it is plain");
         let (q0, q1) = ("model.layers.0.self_attn.q_proj", "model.layers.10.self_attn.q_proj");
         assert_eq!((config.rank_of(q0), config.rank_of(q1)), (Ok(4), Ok(8)));
-        assert_eq!((config.scale_of(q0, 4), config.scale_of(q1, 8)), (4.0, 2.0));
-        assert_eq!(config.scale_of("model.layers.0.mlp.down_proj", 8), 0.5);
+        assert_eq!((config.scale_of(q0, 4), config.scale_of(q1, 8)), (Ok(4.0), Ok(2.0)));
+        assert_eq!(config.scale_of("model.layers.0.mlp.down_proj", 8), Ok(0.5));
         let config = LoraConfig { uses_rslora: true, ..config };
-        assert_eq!(config.scale_of(q0, 4), 8.0);
+        assert_eq!(config.scale_of(q0, 4), Ok(8.0));
+    }
+
+    #[test]
+    fn absurd_scales_are_refused_by_their_field() {
+        let scale = |more: &str| {
+            let config = read(&format!(r#"{{"peft_type": "LORA", "r": 8, {more}}}"#)).expect("it is plain");
+            config.scale_of("model.layers.0.mlp.down_proj", 8)
+        };
+        assert_eq!(scale(r#""lora_alpha": 80000"#), Ok(1e4));
+        for (more, key) in [
+            (r#""lora_alpha": 1e30"#, "lora_alpha"),
+            (r#""lora_alpha": -1e300"#, "lora_alpha"),
+            (r#""lora_alpha": 80001"#, "lora_alpha"),
+            (r#""lora_alpha": 30000, "use_rslora": true"#, "lora_alpha"),
+            (r#""lora_alpha": 8, "alpha_pattern": {"down_proj": 1e9}"#, "alpha_pattern"),
+        ] {
+            let refused = scale(more);
+            assert!(matches!(&refused, Err(Fault::Malformed(text)) if text.starts_with(key)), "{more}: {refused:?}");
+        }
     }
 
     #[test]
