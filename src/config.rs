@@ -9,7 +9,7 @@ mod values;
 pub use lora::LoraArgs;
 
 use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode, TuneMode};
-use crate::memory::MIN_CONTEXT;
+use crate::ids::MIN_CONTEXT;
 use etcetera::BaseStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};

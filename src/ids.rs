@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// A token of the model's vocabulary. Plain `u32`, since it flows through tokenizer, batch and GPU buffers unchanged.
 pub type TokenId = u32;
 
+/// Shortest context, in tokens: one of a prompt and one of an output.
+pub const MIN_CONTEXT: u32 = 2;
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*

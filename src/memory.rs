@@ -58,8 +58,6 @@ pub struct MemoryPlan {
 
 /// Fewest blocks that an engine runs with: the null block and one to write to.
 pub const MIN_BLOCKS: u32 = 2;
-/// Shortest context, in tokens: one of a prompt and one of an output.
-pub const MIN_CONTEXT: u32 = 2;
 /// Keys in one attention partial: partials always cover the same absolute ranges of this length.
 const PARTIAL_KEYS: u64 = 256;
 /// Heads are cached in steps of so many dims.

@@ -281,7 +281,9 @@ impl From<ServeError> for CliError {
         };
         let fixed = CliError::new(exit, error.to_string());
         match exit {
-            Exit::PortBusy => fixed.with_fix("choose another port, or end the other program"),
+            Exit::PortBusy => {
+                fixed.with_fix("choose another port (--port, or that of the endpoint), or end the other program")
+            }
             Exit::Usage => fixed.with_fix("build it with --features kv-events"),
             _ => fixed,
         }

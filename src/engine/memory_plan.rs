@@ -10,6 +10,7 @@ use super::handle::FailureKind;
 use super::loader::LoadFailure;
 use super::options::EngineOptions;
 use crate::executor::wgpu_executor::{self, ExecutorConfig, WeightSizes};
+use crate::ids::MIN_CONTEXT;
 use crate::memory::{self, FixedBytes, KvSize, MemoryConfig, MemoryPlan};
 use crate::model::groups::LayerGroups;
 use crate::model::spec::ModelSpec;
@@ -130,8 +131,8 @@ impl Planner<'_> {
             let fault = format!("a context of {wanted_len} tokens does not fit: the KV pool holds {room} tokens");
             return Err(LoadFailure::new(FailureKind::DoesNotFit, fault));
         }
-        if room < memory::MIN_CONTEXT {
-            let least = memory::MIN_CONTEXT;
+        if room < MIN_CONTEXT {
+            let least = MIN_CONTEXT;
             let fault =
                 format!("the KV pool has room for {room} of the {least} tokens that the shortest context takes");
             return Err(LoadFailure::new(FailureKind::DoesNotFit, fault)

@@ -5,7 +5,7 @@ mod rope_spec;
 
 use super::experts::{ExpertPart, ExpertSpec, MixPart};
 use super::latent::{LatentPart, LatentSpec};
-use crate::memory::MIN_CONTEXT;
+use crate::ids::MIN_CONTEXT;
 pub use rope_spec::{RopePairing, RopeScaling, RopeSpec};
 use serde::{Deserialize, Serialize};
 

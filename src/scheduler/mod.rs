@@ -46,9 +46,8 @@ pub use sequence::{NewSequence, SeqStatus, Sequence, TokenCount};
 
 pub use crate::kv::HostTransfer;
 
-use crate::ids::{RequestId, SeqSlot, TokenId};
+use crate::ids::{MIN_CONTEXT, RequestId, SeqSlot, TokenId};
 use crate::kv::{BlockTable, CacheKey, KvCache};
-use crate::memory::MIN_CONTEXT;
 use crate::protocol::{FinishReason, InvalidParam, RunError, Usage};
 use gang::Gang;
 use planner::Undo;
