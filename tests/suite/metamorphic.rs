@@ -14,7 +14,6 @@ use drive::{Drive, MAX_MODEL_LEN, MAX_SEQS, MAX_TOKENS, Output, PLAIN, Permuted,
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, LoraLimits, WgpuExecutor};
-use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::TokenId;
 use kvasir::kernels::Class;
 use kvasir::kernels::attention_work::Take;
@@ -23,7 +22,7 @@ use kvasir::kv::CachedContent;
 use kvasir::model::Model;
 use kvasir::scheduler::PreemptionMode;
 
-use crate::support::{files_with_extension, fixtures, require_gpu};
+use crate::support::{files_with_extension, fixtures, open_gpu};
 
 const BLOCK: u32 = 8;
 const HOST_BLOCKS: u32 = 100;
@@ -72,14 +71,7 @@ fn on_gpu(column: &Column, block_size: u32) -> Option<WgpuExecutor> {
 }
 
 fn open(column: &Column, block_size: u32, canary: bool) -> Option<WgpuExecutor> {
-    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
-        Ok(gpu) => gpu,
-        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
-            println!("skipped: {message}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let gpu = open_gpu()?;
     let model = Model::open(&column.model).unwrap_or_else(|e| panic!("{e}"));
     let cfg = ExecutorConfig {
         num_blocks: POOL_TOKENS / block_size + 1,

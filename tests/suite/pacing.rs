@@ -1,11 +1,10 @@
 //! How steps are given to the adapter changes no bit of them.
 
-use crate::support::{core_fixtures, require_gpu};
+use crate::support::{core_fixtures, open_gpu};
 use kvasir::batch::{BatchRow, RowLogits, StepBatch, Want};
 use kvasir::executor::wgpu_executor::work_caps::WorkCaps;
 use kvasir::executor::wgpu_executor::{ExecutorConfig, KvFormat, LoraLimits, WgpuExecutor};
 use kvasir::executor::{Executor, StepStats};
-use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::{BlockId, SeqSlot};
 use kvasir::model::Model;
 
@@ -22,14 +21,7 @@ fn open() -> Option<WgpuExecutor> {
         canary: false,
         lora: LoraLimits::NONE,
     };
-    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
-        Ok(gpu) => gpu,
-        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
-            println!("skipped: {message}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let gpu = open_gpu()?;
     let model = Model::open(&core_fixtures().join("gguf/q4_1")).unwrap_or_else(|e| panic!("{e}"));
     Some(WgpuExecutor::new(gpu, &model, config, &mut |_| true).unwrap_or_else(|e| panic!("{e}")))
 }

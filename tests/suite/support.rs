@@ -4,6 +4,7 @@ use kvasir::config::{EngineArgs, EngineSection};
 use kvasir::engine::EngineHandle;
 use kvasir::engine::handle::{EngineStatus, FailureKind};
 use kvasir::engine::options::{EngineOptions, LoadRequest, ModelSource};
+use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use std::path::{Path, PathBuf};
 
 /// The fixtures that every clone has.
@@ -97,6 +98,18 @@ pub fn default_model() -> Option<PathBuf> {
         println!("skipped: the default model is not on this machine");
     }
     found
+}
+
+/// The best adapter; `None`, with a line printed, where there is none.
+pub fn open_gpu() -> Option<Gpu> {
+    match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
+        Ok(gpu) => Some(gpu),
+        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
+            println!("skipped: {message}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// An engine with this model; `None`, with a line printed, where there is no adapter to run on.

@@ -1,12 +1,11 @@
 //! Models whose layers see windows: the scheduler frees what slid out, and the logits stay those of a model that keeps
 //! everything.
 
-use crate::support::{core_fixtures, read_json, require_gpu};
+use crate::support::{core_fixtures, open_gpu, read_json};
 use kvasir::batch::{StepBatch, Want};
 use kvasir::executor::Executor;
 use kvasir::executor::reference_executor::{ReferenceConfig, ReferenceExecutor};
 use kvasir::executor::wgpu_executor::{ExecutorConfig, LoraLimits, WgpuExecutor};
-use kvasir::gpu::{Gpu, GpuError, GpuRequest};
 use kvasir::ids::{RequestId, TokenId};
 use kvasir::kernels::kv_layout::KvFormat;
 use kvasir::kv::{KvCache, KvConfig, KvGroups};
@@ -136,14 +135,7 @@ fn with_layer_types(name: &str, types: &[&str], window: u32) -> Model {
 }
 
 fn on_gpu(model: &Model, precise: bool) -> Option<WgpuExecutor> {
-    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
-        Ok(gpu) => gpu,
-        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
-            println!("skipped: {message}");
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let gpu = open_gpu()?;
     let cfg = ExecutorConfig {
         num_blocks: NUM_BLOCKS,
         block_size: BLOCK_SIZE,
