@@ -359,6 +359,10 @@ pub struct EngineArgs {
     /// Use no optional feature of the adapter
     #[arg(long)]
     pub floor: bool,
+    /// Multiply by the adapter's cooperative matrices (f16 factors, f32 sums) where a step has 16 tokens or more: results
+    /// then depend on how prompts were cut and batched. An adapter without them is refused
+    #[arg(long, conflicts_with_all = ["precise", "floor"])]
+    pub matrix_units: bool,
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
@@ -478,6 +482,7 @@ impl EngineArgs {
             lora: self.lora.resolve()?,
             floor: self.floor,
             checked_shaders: self.checked_shaders,
+            matrix_units: self.matrix_units,
             sync_steps: self.sync_steps,
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,

@@ -125,6 +125,7 @@ fn replay_on(args: &ReplayArgs, model: &str, recording: &Recording) -> Result<Re
         kv_cache_dtype: Some(header.kv_cache_dtype.clone()),
         floor: header.floor,
         checked_shaders: header.checked_shaders,
+        matrix_units: header.matrix_units,
         lora: LoraArgs {
             lora_modules: header
                 .loras

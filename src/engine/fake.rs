@@ -59,6 +59,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         lora: LoraOptions::none(),
         floor: false,
         checked_shaders: false,
+        matrix_units: false,
         sync_steps: false,
         chat_template: None,
         max_queue: fake.max_queue,

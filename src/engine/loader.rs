@@ -99,6 +99,7 @@ impl From<GpuError> for LoadFailure {
     fn from(error: GpuError) -> Self {
         let (kind, fix) = match &error {
             GpuError::NoAdapter(_) | GpuError::NoDevice(_) => (FailureKind::NoAdapter, Some(ADAPTER_FIX)),
+            GpuError::NoMatrixUnits(_) => (FailureKind::NoAdapter, Some(MATRIX_FIX)),
             GpuError::OutOfMemory { .. } | GpuError::BindingTooLarge { .. } => {
                 (FailureKind::DoesNotFit, Some(MEMORY_FIX))
             }
@@ -119,6 +120,10 @@ impl From<LoadError> for LoadFailure {
     }
 }
 
+/// What helps where cooperative matrices cannot be used.
+const MATRIX_FIX: &str =
+    "leave --matrix-units out, or choose an adapter that has them (`kvasir doctor --json` shows features)";
+
 /// What helps when the driver refuses memory.
 const MEMORY_FIX: &str = "tell the adapter's memory with --gpu-memory-gb, so that what fits is planned (`kvasir estimate` shows \
                           the figures), lower --max-model-len or --max-num-seqs, or choose a smaller or more strongly \
@@ -136,6 +141,7 @@ pub fn gpu_request(options: &EngineOptions) -> GpuRequest {
         adapter: options.adapter.clone(),
         floor: options.floor,
         checked_shaders: options.checked_shaders,
+        matrix_units: options.matrix_units,
     }
 }
 
@@ -258,9 +264,12 @@ fn identity(model: &Model, options: &EngineOptions, adapter: &AdapterSummary) ->
 
 /// The options that the bytes of a block hang on, by what they come to: `auto` and what it stands for are one.
 fn arithmetic(options: &EngineOptions, adapter: &AdapterSummary) -> String {
-    let EngineOptions { kv_canary, precise, floor, checked_shaders, .. } = options;
+    let EngineOptions { kv_canary, precise, floor, checked_shaders, matrix_units, .. } = options;
     let format = options.kv_format();
-    format!("{adapter:?} {format:?} canary {kv_canary} precise {precise} floor {floor} checked {checked_shaders}")
+    let plain =
+        format!("{adapter:?} {format:?} canary {kv_canary} precise {precise} floor {floor} checked {checked_shaders}");
+    // What was kept before there were matrix units stays good without them.
+    if *matrix_units { format!("{plain} matrix units") } else { plain }
 }
 
 /// Reports a phase of unknown length.

@@ -172,6 +172,8 @@ pub struct EngineOptions {
     pub floor: bool,
     /// Keep bounds, loop and division checks in every shader.
     pub checked_shaders: bool,
+    /// Compute products of many tokens by the adapter's cooperative matrices: results then hang on how a prompt was cut.
+    pub matrix_units: bool,
     /// Encode a step only when it is launched, not while the one before it runs.
     pub sync_steps: bool,
     /// Requests that may wait; more are refused at submit.

@@ -68,6 +68,7 @@ fn header(model: &LoadedModel, options: &EngineOptions, scheduler: &Scheduler) -
         kv_cache_dtype: options.kv_cache_dtype.word().into(),
         floor: options.floor,
         checked_shaders: options.checked_shaders,
+        matrix_units: options.matrix_units,
         loras: model
             .loras
             .list()

@@ -58,6 +58,8 @@ pub struct GpuRequest {
     pub floor: bool,
     /// Keep wgpu's bounds, loop and division checks in every shader.
     pub checked_shaders: bool,
+    /// Open it for cooperative matrices; an adapter that has none, or whose are wrong, is refused.
+    pub matrix_units: bool,
 }
 
 /// What the opened device can do, as far as kernels care.
@@ -73,8 +75,9 @@ pub struct GpuCaps {
     pub is_cpu: bool,
     /// Lanes of a subgroup, when subgroups can be used, have one size only, and were found to be as reported.
     pub subgroup_size: Option<u32>,
-    /// The adapter reports 16 x 16 x 16 cooperative matrices of f16 with sums in f32. No kernel asks for them yet.
-    pub has_coop16: bool,
+    /// Side of the cooperative matrices that the adapter reports, 16 or 8: of f16, with sums in f32. They are used only
+    /// where [`GpuRequest::matrix_units`] asked for them.
+    pub matrix_side: Option<u32>,
     pub has_timestamps: bool,
     pub max_binding_bytes: u64,
     pub max_buffer_bytes: u64,
@@ -124,6 +127,7 @@ pub struct Gpu {
     pub(super) device: wgpu::Device,
     pub(super) queue: wgpu::Queue,
     pub(super) caps: GpuCaps,
+    has_matrix_units: bool,
     pub(super) checked_shaders: bool,
     pub(super) faults: Arc<Faults>,
     pub(super) allocated_bytes: Arc<AtomicU64>,
@@ -170,7 +174,35 @@ impl Gpu {
             gpu.caps.subgroup_size = None;
             gpu.caps.prefers_texels = false;
         }
+        if request.matrix_units {
+            gpu.try_matrix_units()?;
+        }
         Ok(gpu)
+    }
+
+    /// Side of the cooperative matrices by which kernels multiply: 16 or 8, where the device was opened for them.
+    pub fn matrix_units(&self) -> Option<u32> {
+        self.caps.matrix_side.filter(|_| self.has_matrix_units)
+    }
+
+    /// Refuses matrices that do not give what the CPU does.
+    fn try_matrix_units(&mut self) -> Result<(), GpuError> {
+        let refused = |fault: String| Err(GpuError::NoMatrixUnits(format!("{} {fault}", self.caps.name)));
+        let (Some(side), Some(lanes)) = (self.caps.matrix_side, self.caps.subgroup_size) else {
+            return refused(
+                "has no cooperative matrices that kernels can use (16 x 16 or 8 x 8 of f16 with sums in f32, and subgroups \
+                 of one size)"
+                    .into(),
+            );
+        };
+        if !lanes.is_multiple_of(side) {
+            return refused(format!("has subgroups of {lanes} lanes, too few for its cooperative matrices of {side}"));
+        }
+        if !probe::matrix_units_multiply(self, side, lanes)? {
+            return refused(format!("gets a trial product by cooperative matrices of {side} x {side} wrong"));
+        }
+        self.has_matrix_units = true;
+        Ok(())
     }
 
     /// Every adapter of the backends that can run kernels; empty when there is none.
@@ -315,13 +347,20 @@ fn fixed_subgroup_size(adapter: &wgpu::Adapter) -> Option<u32> {
     (one_size && adapter.features().contains(wgpu::Features::SUBGROUP)).then_some(info.subgroup_min_size)
 }
 
-fn has_coop16(adapter: &wgpu::Adapter) -> bool {
+/// What shaders with cooperative matrices of f16 need.
+const MATRIX_FEATURES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16);
+
+fn matrix_side(adapter: &wgpu::Adapter) -> Option<u32> {
     use wgpu::CooperativeScalarType::{F16, F32};
-    let is_wanted = |p: &wgpu::CooperativeMatrixProperties| {
-        [p.m_size, p.n_size, p.k_size] == [16; 3] && p.ab_type == F16 && p.cr_type == F32
+    if !adapter.features().contains(MATRIX_FEATURES) {
+        return None;
+    }
+    let all = adapter.cooperative_matrix_properties();
+    let has = |side: &u32| {
+        all.iter().any(|p| [p.m_size, p.n_size, p.k_size] == [*side; 3] && p.ab_type == F16 && p.cr_type == F32)
     };
-    adapter.features().contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
-        && adapter.cooperative_matrix_properties().iter().any(is_wanted)
+    [16, 8].into_iter().find(has)
 }
 
 /// WebGPU's defaults, lowered where an adapter has less of something that no kernel needs (textures, say).
@@ -350,6 +389,9 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         wgpu::Features::PIPELINE_CACHE,
         !request.floor && adapter.features().contains(wgpu::Features::PIPELINE_CACHE),
     );
+    let matrix_side = matrix_side(adapter).filter(|_| !request.floor);
+    let takes_matrices = request.matrix_units && matrix_side.is_some();
+    features.set(MATRIX_FEATURES, takes_matrices);
     let mut limits = if request.floor { floor_limits(&adapter.limits()) } else { wanted_limits(&adapter.limits()) };
     limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.min(max_binding_bytes);
     let info = adapter.get_info();
@@ -361,7 +403,7 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         device: info.device,
         is_cpu: info.device_type == wgpu::DeviceType::Cpu,
         subgroup_size,
-        has_coop16: !request.floor && has_coop16(adapter),
+        matrix_side,
         has_timestamps,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         max_buffer_bytes: limits.max_buffer_size,
@@ -376,7 +418,12 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         label: Some("kvasir engine"),
         required_features: features,
         required_limits: limits,
-        experimental_features: wgpu::ExperimentalFeatures::disabled(),
+        experimental_features: match takes_matrices {
+            // SAFETY: cooperative matrices are the one such feature that is asked for; the only kernels with them are ours,
+            // load and store within their arrays of workgroup memory, and are tried out before they are used.
+            true => unsafe { wgpu::ExperimentalFeatures::enabled() },
+            false => wgpu::ExperimentalFeatures::disabled(),
+        },
         memory_hints: wgpu::MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     }))
@@ -393,6 +440,7 @@ fn open_device(adapter: &wgpu::Adapter, request: &GpuRequest, max_binding_bytes:
         device,
         queue,
         caps,
+        has_matrix_units: false,
         checked_shaders: request.checked_shaders,
         faults,
         allocated_bytes: Arc::default(),

@@ -10,6 +10,9 @@ pub enum GpuError {
     NoAdapter(String),
     #[error("the adapter gave no device: {0}")]
     NoDevice(String),
+    /// Cooperative matrices were asked for; the message names the adapter and says what is wrong with its.
+    #[error("{0}")]
+    NoMatrixUnits(String),
     #[error("not enough GPU memory for {what} ({bytes} bytes): {reason}")]
     OutOfMemory { what: String, bytes: u64, reason: String },
     /// A buffer that kernels read as a whole.

@@ -33,6 +33,9 @@ pub const SHARED: &[Source] = sources!("shared":
     "store_gated"
     "store_hidden"
     "sum_of_lanes"
+    "units"
+    "units_multiply"
+    "units_store"
     "weight_planes"
     "weights"
 );
@@ -56,6 +59,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "mask"
     "matmul_f32"
     "matmul_i8"
+    "matmul_units"
     "mlp"
     "norm"
     "peak"
@@ -65,6 +69,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "route"
     "sample"
     "subgroup_probe"
+    "units_probe"
 );
 
 /// The kernel file of this name.

@@ -15,6 +15,8 @@ pub struct KernelContext<'a> {
     /// Multiply 4-bit weights in pairs: for adapters whose packed dot product is many instructions. The results are the
     /// same bits; see [`KernelContext::prefers_pairs`].
     pub multiply_pairs: bool,
+    /// Side of the cooperative matrices by which products of many tokens are computed; see [`super::matrix_units`].
+    pub matrix_units: Option<u32>,
 }
 
 impl KernelContext<'_> {

@@ -47,9 +47,8 @@ pub const DEVICE_CLASSES: [DeviceClass; 5] = [
     DeviceClass {
         name: "coop16",
         has: "16 x 16 cooperative matrices of f16, subgroups",
-        // No kernel multiplies by cooperative matrices yet.
-        kernels: "those of the class subgroup: one subgroup for each workgroup, without barriers",
-        is_met: |caps| caps.has_coop16 && caps.subgroup_size.is_some(),
+        kernels: "those of the class subgroup; products of many tokens by cooperative matrices with --matrix-units",
+        is_met: |caps| caps.matrix_side == Some(16) && caps.subgroup_size.is_some(),
         multiplies_pairs: false,
         parallel: Some(512),
     },
@@ -106,7 +105,7 @@ mod tests {
 
     #[test]
     fn an_adapter_is_of_the_first_class_whose_needs_it_meets() {
-        let caps = |is_cpu, subgroup_size, has_coop16| GpuCaps {
+        let caps = |is_cpu, subgroup_size, matrix_side| GpuCaps {
             name: String::new(),
             backend: String::new(),
             driver: String::new(),
@@ -114,7 +113,7 @@ mod tests {
             device: 0,
             is_cpu,
             subgroup_size,
-            has_coop16,
+            matrix_side,
             has_timestamps: false,
             max_binding_bytes: 1 << 27,
             max_buffer_bytes: 1 << 28,
@@ -123,13 +122,14 @@ mod tests {
             prefers_texels: false,
         };
         let check = |caps: GpuCaps, want: &str| assert_eq!(DeviceClass::of(&caps).name, want, "{caps:?}");
-        check(caps(true, Some(8), true), "cpu");
-        check(caps(true, None, false), "cpu-floor");
-        check(caps(false, Some(32), true), "coop16");
-        check(caps(false, None, true), "floor");
-        check(caps(false, Some(64), false), "subgroup");
-        check(caps(false, None, false), "floor");
-        let why = DeviceClass::of(&caps(false, Some(32), true)).why(&caps(false, Some(32), true));
+        check(caps(true, Some(8), Some(8)), "cpu");
+        check(caps(true, None, None), "cpu-floor");
+        check(caps(false, Some(32), Some(16)), "coop16");
+        check(caps(false, None, Some(16)), "floor");
+        check(caps(false, Some(64), None), "subgroup");
+        check(caps(false, Some(32), Some(8)), "subgroup");
+        check(caps(false, None, None), "floor");
+        let why = DeviceClass::of(&caps(false, Some(32), Some(16))).why(&caps(false, Some(32), Some(16)));
         assert!(why.contains("probed: 32 lanes") && why.contains("class subgroup"), "{why}");
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Guarantees: an output's bits depend on its row of weights and its token alone, whatever the number of tokens: one f32
 //! accumulator, k ascending, in every tile. The precision class follows from the activations that the caller binds, once,
-//! at load. Rows of y beyond the step's count are not written.
+//! at load. Rows of y beyond the step's count are not written. Where [`KernelContext::matrix_units`] is set, that holds for
+//! less than [`matrix_units::MIN_TOKENS`] tokens only.
 //!
 //! It does not attempt to split k over workgroups.
 
@@ -15,8 +16,8 @@ use super::mlp::activation_flag;
 use super::pack::{BLOCK_ROWS, Format};
 use super::tile::{ProductKey, Tile};
 use super::weights::{PackedMatrix, PackedSlice};
-use super::{Class, GROUP, stride};
-use crate::gpu::{Bound, BufferSlice, Defines, GpuError, Recording};
+use super::{Class, GROUP, matrix_units, stride};
+use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
 use crate::model::spec::Activation;
 
 /// Mirrors `Params` of matmul_i8.wgsl and matmul_f32.wgsl.
@@ -111,14 +112,24 @@ impl Fusion {
         Fusion::is_possible(class) && format.takes_i8() && has_room(class.lanes())
     }
 
-    fn defines(self, defines: Defines, class: Class) -> Defines {
+    /// What a kernel does beside multiplying, as its flags.
+    pub(super) fn flags(self, defines: Defines) -> Defines {
         let defines = if self.is_normed { defines.flag("NORMED") } else { defines };
-        let own = |defines: Defines| defines.flag("QUANTISES").set("P", i64::from((GROUP / class.lanes()).max(1)));
+        let gated =
+            |defines: Defines, activation| defines.flag("QUANTISES").flag("GATED").flag(activation_flag(activation));
         match self.ends {
             Ends::Sums => defines,
-            Ends::Hidden => own(defines.flag("TO_HIDDEN")),
-            Ends::Gated(activation) => own(defines.flag("GATED").flag(activation_flag(activation))),
-            Ends::Adapted(activation) => own(defines.flag("GATED").flag("ADDED").flag(activation_flag(activation))),
+            Ends::Hidden => defines.flag("QUANTISES").flag("TO_HIDDEN"),
+            Ends::Gated(activation) => gated(defines, activation),
+            Ends::Adapted(activation) => gated(defines, activation).flag("ADDED"),
+        }
+    }
+
+    fn defines(self, defines: Defines, class: Class) -> Defines {
+        let defines = self.flags(defines);
+        match self.ends {
+            Ends::Sums => defines,
+            _ => defines.set("P", i64::from((GROUP / class.lanes()).max(1))),
         }
     }
 }
@@ -150,11 +161,19 @@ impl<'a> Target<'a> {
 /// Tokens of a tile, ascending.
 pub const COLUMNS: [u32; 4] = [1, 2, 4, 8];
 
+/// Numbers of tokens that stand for all on this device: each way of a product is taken by one of them.
+pub fn token_counts(gpu: &Gpu) -> Vec<u32> {
+    let units = gpu.matrix_units().map(|_| matrix_units::MIN_TOKENS);
+    COLUMNS.into_iter().chain(units).collect()
+}
+
 /// A product with its buffers bound.
 #[derive(Debug)]
 pub struct Matmul {
     label: String,
     ways: Vec<Way>,
+    /// By cooperative matrices: as the parts of a way.
+    units: Option<Vec<(Arc<Bound>, u32)>>,
 }
 
 /// How it is computed for some numbers of tokens.
@@ -288,6 +307,8 @@ impl Matmul {
             Way { tokens, tile: ctx.choices.take(&key, ctx.class, ctx.multiply_pairs), parts: Vec::new() }
         };
         let mut ways: Vec<Way> = COLUMNS.iter().map(&mut way).collect();
+        let side = ctx.matrix_units.filter(|&side| matrix_units::is_possible(side, ctx.class));
+        let mut units = side.map(|_| Vec::new());
         let vector = if let Target::Hidden { gain, .. } = target { Some(gain) } else { bias };
         for slice in &weights.slices {
             let mut params = Params {
@@ -323,18 +344,27 @@ impl Matmul {
             );
             for way in &mut ways {
                 let kernel = variant(weights.format, precision, ctx.class, way.tile, fusion);
-                way.parts.push(bind(ctx, kernel, slice, x, target, &vector, &params, way.tile.rows)?);
+                let rows = way.tile.rows * ctx.class.lanes();
+                way.parts.push(bind(ctx, kernel, slice, x, target, &vector, &params, rows)?);
+            }
+            if let (Some(parts), Some(side)) = (&mut units, side) {
+                let kernel = matrix_units::variant(weights.format, precision, ctx.class, side, fusion);
+                parts.push(bind(ctx, kernel, slice, x, target, &vector, &params, BLOCK_ROWS)?);
             }
         }
-        Ok(Matmul { label: label.into(), ways })
+        Ok(Matmul { label: label.into(), ways, units })
     }
 
     /// Records the product for `m` rows of x.
     pub fn record(&self, recording: &mut Recording, m: u32) {
         let fits = self.ways.iter().find(|way| way.tokens >= m);
         let way = fits.or(self.ways.last()).expect("there are always some");
-        for (bound, workgroups) in &way.parts {
-            recording.dispatch(self.label.clone(), bound, workgroups * m.div_ceil(way.tile.columns));
+        let (parts, columns) = match &self.units {
+            Some(parts) if m >= matrix_units::MIN_TOKENS => (parts, matrix_units::TOKENS),
+            _ => (&way.parts, way.tile.columns),
+        };
+        for (bound, workgroups) in parts {
+            recording.dispatch(self.label.clone(), bound, workgroups * m.div_ceil(columns));
         }
     }
 }
@@ -348,7 +378,7 @@ fn bind(
     target: Target<'_>,
     vector: &BufferSlice,
     params: &BufferSlice,
-    rows_per_lane: u32,
+    rows_per_workgroup: u32,
 ) -> Result<(Arc<Bound>, u32), GpuError> {
     let kernel = ctx.gpu.kernel(name, &defines)?;
     let mut bindings = vec![("step_meta", ctx.step_meta), ("wq", &slice.q), ("params", params)];
@@ -360,7 +390,6 @@ fn bind(
     }
     bindings.extend(slice.h.iter().map(|h| ("wh", h)));
     bindings.extend(slice.s.iter().map(|s| ("ws", s)));
-    let rows_per_workgroup = rows_per_lane * ctx.class.lanes();
     Ok((ctx.gpu.bind(&kernel, &bindings)?, slice.num_rows.div_ceil(rows_per_workgroup)))
 }
 

@@ -117,6 +117,7 @@ fn bind(gpu: &Gpu, shape: Shape, weights: &PackedMatrix) -> Result<Matmul, GpuEr
         choices: &mut Choices::default(),
         step_meta: &step,
         multiply_pairs: KernelContext::prefers_pairs(gpu),
+        matrix_units: gpu.matrix_units(),
     };
     let activations = match shape.precision {
         Precision::F32 => Activations::F32(&x),

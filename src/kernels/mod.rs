@@ -5,6 +5,7 @@
 //! | [`embed`] | token ids to rows of the embedding table |
 //! | [`norm`] | RMSNorm or LayerNorm, f32, quantised or added, also of the gathered logit rows |
 //! | [`matmul`] | products with packed weights, f32 or i8 activations |
+//! | [`matrix_units`] | the same products of many tokens by cooperative matrices, where that is asked for |
 //! | [`mlp`] | act(gate) * up or act(up), f32 or quantised |
 //! | [`route`], [`expert_pairs`] | router logits to each token's experts, sorted by expert |
 //! | [`expert_matmul`] | products in which each row has its own expert |
@@ -75,6 +76,7 @@ pub mod lora_shrink;
 pub mod lora_work;
 pub mod mask;
 pub mod matmul;
+pub mod matrix_units;
 pub mod measure;
 pub mod mlp;
 pub mod norm;

@@ -9,7 +9,8 @@ use super::pack::Format;
 use super::tile::ProductKey;
 use super::{
     Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
-    logit_cap, logprobs, lora_expand, lora_shrink, mask, mlp, norm, penalties, rope_kv_write, route, sample,
+    logit_cap, logprobs, lora_expand, lora_shrink, mask, matrix_units, mlp, norm, penalties, rope_kv_write, route,
+    sample,
 };
 use crate::gpu::Defines;
 use crate::gpu::texels::TEXEL_LANES;
@@ -97,6 +98,8 @@ fn is_listed(dtype: DType, class: Class) -> bool {
 fn of_rows(class: Class, found: &mut Vec<(String, Defines)>) {
     if let Class::Subgroup(_) = class {
         found.push(("subgroup_probe".into(), class.defines()));
+        let sides = [8, 16].into_iter().filter(|&side| matrix_units::is_possible(side, class));
+        found.extend(sides.map(|side| ("units_probe".into(), class.defines().set("T", i64::from(side)))));
     }
     found.push(("quantise".into(), class.defines()));
     found.extend(lora_shrink::kernels(class));
@@ -209,6 +212,7 @@ fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) 
         found.extend(Matmul::kernels(format, Precision::I8, class, true, Fusion::default()));
     }
     of_fused(class, format, found);
+    of_units(class, format, found);
     // Tiles change nothing of how weights are read: some types and classes stand for all.
     let some = [DType::F16, DType::Q8_0, DType::Q4_1, DType::Q4_K].contains(&format.dtype);
     if some && matches!(class, Class::Subgroup(8 | 32)) {
@@ -220,6 +224,38 @@ fn of_weights(class: Class, format: Format, found: &mut Vec<(String, Defines)>) 
         if format.takes_i8() {
             let kernels = |&pairs: &bool| ExpertMatmul::kernels(format, Precision::I8, class, pairs);
             found.extend([false, true].iter().flat_map(kernels));
+        }
+    }
+}
+
+/// Products by cooperative matrices, on a driver on the CPU and on a graphics card.
+fn of_units(class: Class, format: Format, found: &mut Vec<(String, Defines)>) {
+    let side = match class {
+        Class::Subgroup(8) => 8,
+        Class::Subgroup(32) => 16,
+        _ => return,
+    };
+    let mut add = |precision, fusion| {
+        let (name, defines) = matrix_units::variant(format, precision, class, side, fusion);
+        found.push((name.to_string(), defines));
+    };
+    if format.takes_i8() {
+        add(Precision::I8, Fusion::default());
+    }
+    if !format.takes_i8() || format.dtype == DType::Q4_1 {
+        add(Precision::F32, Fusion::default());
+    }
+    // What is done beside multiplying changes nothing of how weights are read: one type stands for all.
+    if format.dtype == DType::Q4_1 {
+        let silu = Activation::Silu;
+        for (is_normed, ends) in [
+            (true, Ends::Sums),
+            (false, Ends::Hidden),
+            (true, Ends::Gated(silu)),
+            (false, Ends::Gated(silu)),
+            (true, Ends::Adapted(silu)),
+        ] {
+            add(Precision::I8, Fusion { is_normed, ends });
         }
     }
 }

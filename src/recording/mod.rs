@@ -102,6 +102,9 @@ pub struct Header {
     pub floor: bool,
     #[serde(default)]
     pub checked_shaders: bool,
+    /// Products of many tokens were computed by cooperative matrices.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub matrix_units: bool,
     /// The LoRA adapters that were there at the start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loras: Vec<LoraIdentity>,

@@ -9,6 +9,7 @@ mod offload;
 mod sizes;
 mod table;
 mod tuned;
+mod units;
 
 use std::path::{Path, PathBuf};
 
@@ -165,7 +166,13 @@ fn config(mode: Mode, num_blocks: u32, max_model_len: u32) -> ExecutorConfig {
 
 /// As [`open`]; what it allocates must be what the headers foretell.
 fn open_with(path: &Path, floor: bool, cfg: ExecutorConfig) -> Option<WgpuExecutor> {
-    let gpu = match Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders: false }) {
+    let gpu = match Gpu::open(&GpuRequest {
+        backend: None,
+        adapter: None,
+        floor,
+        checked_shaders: false,
+        matrix_units: false,
+    }) {
         Ok(gpu) => gpu,
         Err(GpuError::NoAdapter(message)) if !require_gpu() => {
             println!("skipped: {message}");

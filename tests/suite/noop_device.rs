@@ -10,7 +10,13 @@ use kvasir::kernels::{
 use kvasir::model::dtype::DType;
 
 fn open() -> Gpu {
-    let request = GpuRequest { backend: Some(GpuBackend::Noop), adapter: None, floor: true, checked_shaders: false };
+    let request = GpuRequest {
+        backend: Some(GpuBackend::Noop),
+        adapter: None,
+        floor: true,
+        checked_shaders: false,
+        matrix_units: false,
+    };
     Gpu::open(&request).expect("the noop backend needs no driver")
 }
 
@@ -48,6 +54,7 @@ fn a_norm_and_a_product_are_recorded_as_one_pass() {
         choices: &mut Choices::default(),
         step_meta: &step_meta,
         multiply_pairs: false,
+        matrix_units: None,
     };
     assert_eq!(ctx.class, Class::Floor, "a floor request uses no subgroups");
     let out = RowOutput::I8(&rows);

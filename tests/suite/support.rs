@@ -102,7 +102,13 @@ pub fn default_model() -> Option<PathBuf> {
 
 /// The best adapter; `None`, with a line printed, where there is none.
 pub fn open_gpu() -> Option<Gpu> {
-    match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
+    match Gpu::open(&GpuRequest {
+        backend: None,
+        adapter: None,
+        floor: false,
+        checked_shaders: false,
+        matrix_units: false,
+    }) {
         Ok(gpu) => Some(gpu),
         Err(GpuError::NoAdapter(message)) if !require_gpu() => {
             println!("skipped: {message}");

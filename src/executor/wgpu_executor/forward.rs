@@ -218,10 +218,10 @@ impl Forward {
         }
     }
 
-    /// One tiny dispatch of every pipeline, on zeroed metadata: drivers compile at the first dispatch.
-    pub fn record_warm_up(&self, recording: &mut Recording) {
+    /// One tiny dispatch of every pipeline, on zeroed metadata and for such numbers of tokens: drivers compile at the first.
+    pub fn record_warm_up(&self, recording: &mut Recording, counts: &[u32]) {
         let has_loras = self.layers.iter().any(|layer| layer.lora_qkv.is_some());
-        for shape in warm_up_shapes(self.max_logits, has_loras) {
+        for shape in warm_up_shapes(counts, self.max_logits, has_loras) {
             self.record_copies(recording, &[BlockCopy { from: 0, to: 0 }]);
             self.record(recording, shape, true);
         }
@@ -413,6 +413,7 @@ impl Builder<'_> {
             choices: &mut self.choices,
             step_meta: &self.meta,
             multiply_pairs: KernelContext::prefers_pairs(self.gpu),
+            matrix_units: self.gpu.matrix_units(),
         }
     }
 

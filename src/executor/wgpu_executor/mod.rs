@@ -35,6 +35,7 @@ use crate::kernels::Choices;
 use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
 use crate::kernels::canary::{self, Canary};
 use crate::kernels::lora_work::LoraWork;
+use crate::kernels::matmul::token_counts;
 use crate::kernels::sample::Sampled;
 use crate::kernels::{logprobs, step_meta};
 use crate::model::Model;
@@ -275,7 +276,7 @@ impl WgpuExecutor {
         const HEADER: usize = 4 * step_meta::HEADER_WORDS;
         self.gpu.write(&self.meta.slice(0, HEADER as u64), &[0; HEADER]);
         self.recording.clear();
-        self.forward.record_warm_up(&mut self.recording);
+        self.forward.record_warm_up(&mut self.recording, &token_counts(&self.gpu));
         let in_flight = self.replayer.submit(&self.gpu, &self.recording, &[])?;
         self.replayer.wait(&self.gpu, in_flight)?;
         Ok(())

@@ -6,7 +6,6 @@ use crate::gpu::{Buffer, BufferSlice, Gpu};
 use crate::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::lora_work::{LoraShape, LoraWork, TILE_TOKENS};
-use crate::kernels::matmul;
 use crate::kernels::norm::Kind;
 use crate::kernels::{Class, DeviceClass, attention, step_meta};
 use crate::memory;
@@ -77,14 +76,14 @@ pub struct StepShape {
     pub lora: LoraShape,
 }
 
-/// Steps that use every kernel: of each number of tokens that products are compiled for, without adapters and, where there
-/// is room for some, with them.
-pub fn warm_up_shapes(max_logits: u32, has_loras: bool) -> impl Iterator<Item = StepShape> {
+/// Steps that use every kernel: of each number of tokens in `counts`, without adapters and, where there is room for some,
+/// with them.
+pub fn warm_up_shapes(counts: &[u32], max_logits: u32, has_loras: bool) -> impl Iterator<Item = StepShape> {
     let lora = |columns| LoraShape { num_tiles: 1, columns, parts: u32::MAX };
     let loras = [LoraShape::default(), lora(1), lora(TILE_TOKENS)];
     let loras = loras.into_iter().take(if has_loras { 3 } else { 1 });
     loras.flat_map(move |lora| {
-        matmul::COLUMNS.map(|tokens| StepShape {
+        counts.iter().map(move |&tokens| StepShape {
             num_tokens: tokens,
             num_logits: tokens.min(max_logits),
             attention: WorkCounts::some(tokens),

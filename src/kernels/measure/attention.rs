@@ -147,6 +147,7 @@ fn ready(gpu: &Gpu, case: &Case, flags: &[&str], most_layers: u64) -> Result<Rea
         choices: &mut Choices::default(),
         step_meta: &meta,
         multiply_pairs: KernelContext::prefers_pairs(gpu),
+        matrix_units: None,
     };
     let out = RowOutput::F32(&y);
     let addressing: &[&str] = if case.is_contiguous { &["CONTIGUOUS"] } else { &[] };

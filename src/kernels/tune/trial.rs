@@ -145,6 +145,7 @@ impl<'a> Trial<'a> {
             choices: &mut Choices::only(key, tile),
             step_meta: &self.step,
             multiply_pairs: DeviceClass::of(self.gpu.caps()).multiplies_pairs,
+            matrix_units: None,
         };
         let x = match (key.precision, key.fusion.is_normed) {
             (Precision::F32, _) => Activations::F32(&self.x),

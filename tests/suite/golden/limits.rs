@@ -33,7 +33,7 @@ fn small(case: &Case, mode: Mode) -> ExecutorConfig {
 const PLAN: LogitsPlan = LogitsPlan { chunk: Some(8), is_batched: false, max_tokens_per_step: 8 };
 
 fn request(floor: bool) -> GpuRequest {
-    GpuRequest { backend: None, adapter: None, floor, checked_shaders: false }
+    GpuRequest { backend: None, adapter: None, floor, checked_shaders: false, matrix_units: false }
 }
 
 /// The executor on an adapter of this limit.

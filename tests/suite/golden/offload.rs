@@ -13,7 +13,8 @@ const CASES: [(&str, &str); 5] = [
 ];
 
 fn open_streamed(case: &Case, mode: Mode, num_streamed: u32) -> Option<WgpuExecutor> {
-    let request = GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false };
+    let request =
+        GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false, matrix_units: false };
     let gpu = match Gpu::open(&request) {
         Ok(gpu) => gpu,
         Err(GpuError::NoAdapter(message)) if !require_gpu() => {

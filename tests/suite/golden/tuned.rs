@@ -12,7 +12,13 @@ use super::*;
 const CASES: [(&str, &str); 3] = [("gguf", "q4_1"), ("gguf", "q8_0"), ("tiny", "phi3_f16")];
 
 fn open_gpu() -> Option<Gpu> {
-    match Gpu::open(&GpuRequest { backend: None, adapter: None, floor: false, checked_shaders: false }) {
+    match Gpu::open(&GpuRequest {
+        backend: None,
+        adapter: None,
+        floor: false,
+        checked_shaders: false,
+        matrix_units: false,
+    }) {
         Ok(gpu) => Some(gpu),
         Err(GpuError::NoAdapter(message)) if !require_gpu() => {
             println!("skipped: {message}");

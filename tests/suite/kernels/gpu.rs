@@ -113,7 +113,9 @@ fn allocations_are_counted_and_refused_without_a_fault() {
     for rig in rigs() {
         // Other tests allocate on the same device at the same time, so look at a device of its own.
         let floor = rig.name.contains("floor");
-        let gpu = Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders: true }).unwrap();
+        let gpu =
+            Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders: true, matrix_units: false })
+                .unwrap();
         let buffer = gpu.alloc("a", 1000, BufferUse::Storage).unwrap();
         assert_eq!(gpu.allocated_bytes(), 1000);
         let clone = buffer.clone();
@@ -171,8 +173,13 @@ fn unknown_adapters_are_refused_with_the_names_that_exist() {
     if rigs().is_empty() {
         return;
     }
-    let request =
-        GpuRequest { backend: None, adapter: Some("no such card".into()), floor: false, checked_shaders: false };
+    let request = GpuRequest {
+        backend: None,
+        adapter: Some("no such card".into()),
+        floor: false,
+        checked_shaders: false,
+        matrix_units: false,
+    };
     let error = Gpu::open(&request).unwrap_err();
     let first = &Gpu::adapters()[0];
     assert!(error.to_string().contains(&first.name), "{error}");

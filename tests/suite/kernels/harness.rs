@@ -34,8 +34,8 @@ pub fn rigs() -> &'static [Rig] {
         ];
         let mut rigs = Vec::new();
         for (name, floor, checked_shaders) in kinds {
-            match Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders }) {
-                Ok(gpu) => rigs.push(Rig { name, class: Class::of(gpu.caps()), gpu, waiting: Mutex::new(()) }),
+            match Gpu::open(&GpuRequest { backend: None, adapter: None, floor, checked_shaders, matrix_units: false }) {
+                Ok(gpu) => rigs.push(Rig::new(name, gpu)),
                 Err(GpuError::NoAdapter(message)) if !require_gpu() => {
                     println!("skipped: {message}");
                     return Vec::new();
@@ -48,6 +48,10 @@ pub fn rigs() -> &'static [Rig] {
 }
 
 impl Rig {
+    pub fn new(name: &'static str, gpu: Gpu) -> Rig {
+        Rig { name, class: Class::of(gpu.caps()), gpu, waiting: Mutex::new(()) }
+    }
+
     pub fn kernel(&self, name: &str, defines: &Defines) -> Arc<Kernel> {
         self.gpu.kernel(name, defines).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
@@ -115,6 +119,7 @@ impl Rig {
             choices: &mut choices,
             step_meta: &step_meta,
             multiply_pairs,
+            matrix_units: self.gpu.matrix_units(),
         };
         build(&mut ctx).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
@@ -278,6 +283,8 @@ pub fn padded(rows: &[f32], k: usize, stride: usize) -> Vec<f32> {
 pub mod tolerance {
     /// Sums of up to a few thousand f32 products in another order.
     pub const SUM: f32 = 1e-5;
+    /// Sums of products of f16.
+    pub const HALF: f32 = 2e-3;
     /// A few f32 operations.
     pub const ELEMENT: f32 = 1e-6;
 }

@@ -12,6 +12,7 @@ mod long_context;
 mod lora;
 mod mask;
 mod matmul;
+mod matrix_units;
 mod rope_kv_write;
 mod rows;
 mod sample;

@@ -44,7 +44,8 @@ fn open_gpu(model: &Model, mode: Mode, lora: LoraLimits) -> Option<WgpuExecutor>
 
 /// The same with the last layers in host memory.
 fn open_streamed(model: &Model, mode: Mode, lora: LoraLimits, num_streamed: u32) -> Option<WgpuExecutor> {
-    let request = GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false };
+    let request =
+        GpuRequest { backend: None, adapter: None, floor: mode.floor, checked_shaders: false, matrix_units: false };
     match Gpu::open(&request) {
         Ok(gpu) => Some(
             WgpuExecutor::with_streamed(gpu, model, config(mode, lora), num_streamed, &mut |_| true)
