@@ -192,7 +192,8 @@ impl Shape {
 
 /// KT keys per tile, KPL of them per lane, DPL dims per lane in CPL rounds, q loaded QW dims at a time.
 fn subgroup_numbers(lanes: u32, padded: u32) -> Vec<(&'static str, u32)> {
-    let keys = lanes.max(32);
+    // At most four for each lane: a driver of four lanes compiles longer texts for minutes.
+    let keys = lanes.max(32.min(4 * lanes));
     let dims = if lanes > 8 { 4 } else { 8 };
     vec![
         ("KT", keys),

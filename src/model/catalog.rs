@@ -7,7 +7,8 @@ use super::checkpoint::{Model, folder_name};
 use super::error::ModelError;
 use super::files::{read_json_object, read_text};
 use super::hub::DEFAULT_MODEL;
-use super::location::split_of_name;
+use super::location::{is_model_gguf, split_of_name};
+use super::safetensors::{has_pickled_weights, has_weights};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -63,6 +64,14 @@ pub struct Candidate {
     pub id: String,
     pub path: PathBuf,
     pub source: CatalogSource,
+    /// Why there is nothing to open.
+    pub fault: Option<String>,
+}
+
+impl Candidate {
+    fn new(id: String, path: PathBuf, source: CatalogSource) -> Candidate {
+        Candidate { id, path, source, fault: None }
+    }
 }
 
 /// A model of the catalogue. Facts are missing where the file could not be read.
@@ -114,7 +123,8 @@ pub fn roots(env: &CatalogEnv, own_models: &Path, user_dirs: &[PathBuf]) -> Vec<
     roots
 }
 
-/// Everything that looks like a model, each place once, ids sorted within a source. Folders that do not exist are empty.
+/// Everything that looks like a model, each place once, ids sorted within a source. Folders that do not exist are empty;
+/// one that cannot be read is a candidate with a fault.
 pub fn list(roots: &[CatalogRoot]) -> Vec<Candidate> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
@@ -124,6 +134,7 @@ pub fn list(roots: &[CatalogRoot]) -> Vec<Candidate> {
             CatalogSource::Ollama => ollama_models(&root.path),
             source => walked_models(&root.path, source),
         };
+        candidates.extend(unreadable(root));
         // Where links lead to one place by several ways, the shortest stands for it.
         candidates.sort_by(|a, b| (depth(&a.path), &a.id).cmp(&(depth(&b.path), &b.id)));
         let first = found.len();
@@ -138,6 +149,13 @@ pub fn list(roots: &[CatalogRoot]) -> Vec<Candidate> {
     found
 }
 
+/// A folder to look in that is there and cannot be read.
+fn unreadable(root: &CatalogRoot) -> Option<Candidate> {
+    let error = std::fs::read_dir(&root.path).err().filter(|e| e.kind() != std::io::ErrorKind::NotFound)?;
+    let fault = Some(format!("the folder cannot be read: {error}"));
+    Some(Candidate { fault, ..Candidate::new(root.path.display().to_string(), root.path.clone(), root.source) })
+}
+
 fn depth(path: &Path) -> usize {
     path.components().count()
 }
@@ -150,8 +168,9 @@ pub fn scan(roots: &[CatalogRoot]) -> Vec<CatalogEntry> {
 impl CatalogEntry {
     /// Opens the model as loading would and keeps its facts or the reason why not.
     pub fn read(candidate: Candidate) -> CatalogEntry {
-        let Candidate { id, path, source } = candidate;
-        match Model::open(&path) {
+        let Candidate { id, path, source, fault } = candidate;
+        let opened = fault.map_or_else(|| Model::open(&path).map_err(|e| e.to_string()), Err);
+        match opened {
             Ok(model) => {
                 let info = model.info().clone();
                 CatalogEntry {
@@ -167,7 +186,7 @@ impl CatalogEntry {
                     problem: None,
                 }
             }
-            Err(e) => CatalogEntry {
+            Err(problem) => CatalogEntry {
                 id,
                 bytes: std::fs::metadata(&path).ok().filter(|m| m.is_file()).map(|m| m.len()),
                 path,
@@ -177,7 +196,7 @@ impl CatalogEntry {
                 params: None,
                 quant: None,
                 context: None,
-                problem: Some(e.to_string()),
+                problem: Some(problem),
             },
         }
     }
@@ -191,15 +210,18 @@ pub fn resolve(wanted: &str, roots: &[CatalogRoot]) -> Result<PathBuf, ModelErro
         return Ok(as_path.to_owned());
     }
     let candidates = list(roots);
-    let same = |c: &&Candidate| c.id.eq_ignore_ascii_case(wanted);
-    if let Some(exact) = candidates.iter().find(same) {
-        return Ok(exact.path.clone());
+    let path_of = |c: &Candidate| match &c.fault {
+        None => Ok(c.path.clone()),
+        Some(fault) => Err(ModelError::not_found(&c.path, fault.clone())),
+    };
+    if let Some(exact) = candidates.iter().find(|c| c.id.eq_ignore_ascii_case(wanted)) {
+        return path_of(exact);
     }
     let wanted_lower = wanted.to_lowercase();
     let ending = format!("/{wanted_lower}");
     let matches: Vec<&Candidate> = candidates.iter().filter(|c| c.id.to_lowercase().ends_with(&ending)).collect();
     match matches.as_slice() {
-        [one] => Ok(one.path.clone()),
+        [one] => path_of(one),
         [] => {
             let near = candidates.iter().find(|c| c.id.to_lowercase().contains(&wanted_lower));
             let hint = near.map(|c| format!("; did you mean {}?", c.id)).unwrap_or_default();
@@ -224,15 +246,9 @@ fn name_of(path: &Path) -> &str {
     path.file_name().and_then(|n| n.to_str()).unwrap_or_default()
 }
 
-/// A `.gguf` file that stands for a model: whole, or the first part.
-fn is_model_gguf(path: &Path) -> bool {
-    let is_gguf = path.extension().is_some_and(|x| x.eq_ignore_ascii_case("gguf"));
-    is_gguf && path.is_file() && split_of_name(path).is_none_or(|(_, number, _)| number == 1)
-}
-
+/// A configuration beside weights, pickled ones too: whoever opens it says why those are not read.
 fn is_model_folder(folder: &Path) -> bool {
-    let has = |name: &str| folder.join(name).is_file();
-    has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"))
+    folder.join("config.json").is_file() && (has_weights(folder) || has_pickled_weights(folder))
 }
 
 fn gguf_stem(path: &Path) -> String {
@@ -248,17 +264,17 @@ fn walked_models(root: &Path, source: CatalogSource) -> Vec<Candidate> {
     while let Some((folder, prefix, depth)) = open.pop() {
         if is_model_folder(&folder) {
             let id = if prefix.is_empty() { folder_name(&folder) } else { prefix.trim_end_matches('/').to_owned() };
-            found.push(Candidate { id, path: folder.clone(), source });
+            found.push(Candidate::new(id, folder.clone(), source));
         }
         for path in children(&folder) {
             num_entries += 1;
             if num_entries > MAX_ENTRIES_PER_WALK || found.len() > MAX_CANDIDATES {
                 return found;
             }
-            if is_model_gguf(&path) {
+            if is_model_gguf(&path) && path.is_file() {
                 let is_default = name_of(&path) == DEFAULT_MODEL.file;
                 let stem = if is_default { DEFAULT_MODEL.name.to_owned() } else { gguf_stem(&path) };
-                found.push(Candidate { id: format!("{prefix}{stem}"), path, source });
+                found.push(Candidate::new(format!("{prefix}{stem}"), path, source));
             } else if depth < MAX_DEPTH && path.is_dir() && !name_of(&path).starts_with('.') {
                 let below = format!("{prefix}{}/", name_of(&path));
                 open.push((path, below, depth + 1));
@@ -277,7 +293,7 @@ fn hugging_face_models(root: &Path) -> Vec<Candidate> {
         };
         let Some(snapshot) = current_snapshot(&repo) else { continue };
         if is_model_folder(&snapshot) {
-            found.push(Candidate { id: id.clone(), path: snapshot.clone(), source: CatalogSource::HuggingFace });
+            found.push(Candidate::new(id.clone(), snapshot.clone(), CatalogSource::HuggingFace));
         }
         let mut files: Vec<PathBuf> = Vec::new();
         for path in children(&snapshot) {
@@ -287,11 +303,11 @@ fn hugging_face_models(root: &Path) -> Vec<Candidate> {
                 files.push(path);
             }
         }
-        files.retain(|path| is_model_gguf(path));
+        files.retain(|path| is_model_gguf(path) && path.is_file());
         let alone = files.len() == 1 && !is_model_folder(&snapshot);
         for path in files {
             let id = if alone { id.clone() } else { format!("{id}:{}", gguf_stem(&path)) };
-            found.push(Candidate { id, path, source: CatalogSource::HuggingFace });
+            found.push(Candidate::new(id, path, CatalogSource::HuggingFace));
         }
     }
     found
@@ -313,11 +329,14 @@ fn ollama_models(root: &Path) -> Vec<Candidate> {
         for namespace in children(&host) {
             for name in children(&namespace) {
                 for tag in children(&name) {
-                    let Some(path) = ollama_blob(root, &tag) else { continue };
+                    let (path, fault) = match ollama_blob(root, &tag) {
+                        Ok(blob) => (blob, None),
+                        Err(fault) => (tag.clone(), Some(fault)),
+                    };
                     let short = format!("{}:{}", name_of(&name), name_of(&tag));
                     let is_library = name_of(&namespace) == "library";
                     let id = if is_library { short } else { format!("{}/{short}", name_of(&namespace)) };
-                    found.push(Candidate { id, path, source: CatalogSource::Ollama });
+                    found.push(Candidate { id, path, source: CatalogSource::Ollama, fault });
                 }
             }
         }
@@ -325,12 +344,17 @@ fn ollama_models(root: &Path) -> Vec<Candidate> {
     found
 }
 
-fn ollama_blob(root: &Path, manifest: &Path) -> Option<PathBuf> {
-    let json = read_json_object(manifest).ok().flatten()?;
+/// The file that holds the model of a manifest.
+fn ollama_blob(root: &Path, manifest: &Path) -> Result<PathBuf, String> {
+    let json = read_json_object(manifest).map_err(|e| e.to_string())?.ok_or("the manifest is gone")?;
+    let layers = json.get("layers").and_then(Value::as_array).ok_or("layers: missing from the manifest")?;
     let is_model = |layer: &&Value| layer["mediaType"] == "application/vnd.ollama.image.model";
-    let digest = json.get("layers")?.as_array()?.iter().find(is_model)?["digest"].as_str()?;
-    let hex = digest.strip_prefix("sha256:").filter(|hex| hex.chars().all(|c| c.is_ascii_hexdigit()))?;
-    Some(root.join("blobs").join(format!("sha256-{hex}"))).filter(|path| path.is_file())
+    let layer = layers.iter().find(is_model).ok_or("layers: none of the manifest is a model")?;
+    let hex = layer["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
+    let hex = hex.filter(|hex| hex.chars().all(|c| c.is_ascii_hexdigit()));
+    let hex = hex.ok_or("digest: the manifest names no sha256")?;
+    let blob = root.join("blobs").join(format!("sha256-{hex}"));
+    if blob.is_file() { Ok(blob) } else { Err(format!("its blob {} is missing; pull it again", blob.display())) }
 }
 
 #[cfg(test)]
@@ -371,6 +395,7 @@ mod tests {
             touch(&hub.join("snapshots/abc").join(file), "x");
         }
         touch(&root.join("hub/models--org--quants/snapshots/d/a-Q4_K_M.gguf"), "x");
+        touch(&root.join("lm/pub/model/mmproj-x.gguf"), "x");
         touch(&root.join("lm/pub/model/x-Q8_0-00001-of-00002.gguf"), "x");
         touch(&root.join("lm/pub/model/x-Q8_0-00002-of-00002.gguf"), "x");
         let manifest = r#"{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab12"}]}"#;
@@ -404,6 +429,36 @@ mod tests {
         assert_eq!(entries.len(), 1);
         assert_eq!((entries[0].id.as_str(), entries[0].bytes), ("broken", Some(4)));
         assert!(entries[0].problem.as_deref().is_some_and(|p| p.contains("the file ends inside")), "{entries:?}");
+    }
+
+    #[test]
+    fn what_another_program_left_unfinished_is_listed_with_the_reason() {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let root = dir.path();
+        let manifest = r#"{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab12"}]}"#;
+        touch(&root.join("ollama/manifests/host/library/gone/1b"), manifest);
+        touch(&root.join("ollama/manifests/host/library/odd/1b"), "{}");
+        touch(&root.join("own/old/config.json"), "{}");
+        touch(&root.join("own/old/pytorch_model.bin"), "x");
+        touch(&root.join("file"), "x");
+        let at = |source, path: &str| CatalogRoot { source, path: root.join(path) };
+        let roots = [
+            at(CatalogSource::User, "own"),
+            at(CatalogSource::User, "file"),
+            at(CatalogSource::Ollama, "ollama"),
+            at(CatalogSource::Ollama, "nowhere"),
+        ];
+        let entries = scan(&roots);
+        let problems: Vec<(&str, &str)> =
+            entries.iter().map(|e| (e.id.as_str(), e.problem.as_deref().expect("a reason"))).collect();
+        let expected =
+            [("old", "model_type"), ("file", "cannot be read"), ("gone:1b", "sha256-ab12"), ("odd:1b", "layers")];
+        assert_eq!(problems.len(), expected.len(), "{problems:?}");
+        for ((id, problem), (wanted, word)) in problems.iter().zip(expected) {
+            assert!(id.ends_with(wanted) && problem.contains(word), "{problems:?}");
+        }
+        let error = resolve("gone:1b", &roots).expect_err("its blob is missing").to_string();
+        assert!(error.contains("pull it again"), "{error}");
     }
 
     #[cfg(unix)]

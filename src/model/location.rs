@@ -1,7 +1,8 @@
-//! What a path means: a GGUF file (with its other parts), or a folder with a `config.json`.
+//! What a path means: a GGUF file (with its other parts), or a folder with a `config.json` and safetensors.
 
 use super::error::ModelError;
 use super::gguf::GgufFile;
+use super::safetensors::has_weights;
 use std::path::{Path, PathBuf};
 
 /// What a path turned out to be.
@@ -22,26 +23,34 @@ pub(crate) fn locate(path: &Path) -> Result<Location, ModelError> {
     if !meta.is_dir() {
         return Ok(Location::Gguf(path.to_owned()));
     }
-    if path.join("config.json").exists() {
+    let has_config = path.join("config.json").exists();
+    if has_config && has_weights(path) {
         return Ok(Location::Folder(path.to_owned()));
     }
     let mut candidates = Vec::new();
     for entry in std::fs::read_dir(path).map_err(|e| ModelError::io(path, e))? {
         let file = entry.map_err(|e| ModelError::io(path, e))?.path();
-        let is_gguf = file.extension().is_some_and(|x| x.eq_ignore_ascii_case("gguf"));
-        if is_gguf && split_of_name(&file).is_none_or(|(_, no, _)| no == 1) {
+        if is_model_gguf(&file) {
             candidates.push(file);
         }
     }
     candidates.sort();
     match candidates.as_slice() {
         [one] => Ok(Location::Gguf(one.clone())),
+        [] if has_config => Ok(Location::Folder(path.to_owned())),
         [] => Err(ModelError::not_found(path, "the folder has neither a config.json nor a .gguf file")),
         many => {
             let fault = format!("the folder has {} GGUF models; name one of them", many.len());
             Err(ModelError::not_found(path, fault))
         }
     }
+}
+
+/// A name ending in `.gguf` that stands for a language model: whole or the first part of one, not an image encoder beside it.
+pub(crate) fn is_model_gguf(path: &Path) -> bool {
+    let is_gguf = path.extension().is_some_and(|x| x.eq_ignore_ascii_case("gguf"));
+    let is_projector = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("mmproj"));
+    is_gguf && !is_projector && split_of_name(path).is_none_or(|(_, number, _)| number == 1)
 }
 
 /// Splits `PREFIX-00001-of-00003.gguf` into prefix, number and count.

@@ -89,7 +89,8 @@ pub struct SafetensorsSet {
 }
 
 impl SafetensorsSet {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names, or, without either, all that
+    /// [`loose_files`] finds.
     pub fn open(folder: &Path) -> Result<SafetensorsSet, ModelError> {
         let single = folder.join(SINGLE);
         if single.exists() {
@@ -97,8 +98,13 @@ impl SafetensorsSet {
         }
         let index = folder.join(INDEX);
         let Some(json) = read_json_object(&index)? else {
-            let fault = format!("the folder has neither {SINGLE} nor {INDEX}");
-            return Err(ModelError::not_found(folder, fault));
+            let loose = loose_files(folder);
+            if loose.is_empty() {
+                return Err(no_weights(folder));
+            }
+            return SafetensorsSet::of_files(
+                loose.iter().map(|path| SafetensorsFile::open(path)).collect::<Result<_, _>>()?,
+            );
         };
         let Some(Value::Object(weight_map)) = json.get("weight_map") else {
             return Err(ModelError::malformed(&index, "weight_map is missing or not an object"));
@@ -158,6 +164,45 @@ impl SafetensorsSet {
     pub fn num_bytes(&self) -> u64 {
         self.files.iter().map(|f| f.map.len() as u64).sum()
     }
+}
+
+/// True when a folder's weights are safetensors files.
+pub(crate) fn has_weights(folder: &Path) -> bool {
+    folder.join(SINGLE).is_file() || folder.join(INDEX).is_file() || !loose_files(folder).is_empty()
+}
+
+/// The files of weights, sorted, where no index names them.
+fn loose_files(folder: &Path) -> Vec<PathBuf> {
+    files_named(folder, is_weights_name)
+}
+
+/// A file name of weights: not of an adapter, nor of a copy under its maker's names.
+pub(crate) fn is_weights_name(name: &str) -> bool {
+    let is_other = name.starts_with("adapter_") || name.starts_with("consolidated") || name.contains('/');
+    name.ends_with(".safetensors") && !is_other
+}
+
+/// True when a folder's weights are pickled files of PyTorch, which nothing here reads.
+pub(crate) fn has_pickled_weights(folder: &Path) -> bool {
+    !files_named(folder, |name| name.starts_with("pytorch_model") && name.ends_with(".bin")).is_empty()
+}
+
+fn files_named(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_wanted = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(&is_wanted);
+    let mut found: Vec<PathBuf> = entries.filter(is_wanted).collect();
+    found.sort();
+    found
+}
+
+fn no_weights(folder: &Path) -> ModelError {
+    let fault = match has_pickled_weights(folder) {
+        true => {
+            "its weights are pickled (pytorch_model*.bin), which can run code and are not read; convert them to safetensors"
+        }
+        false => "the folder has neither model.safetensors nor model.safetensors.index.json",
+    };
+    ModelError::not_found(folder, fault)
 }
 
 fn is_plain_file_name(name: &str) -> bool {

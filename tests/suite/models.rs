@@ -276,6 +276,32 @@ fn a_gguf_is_found_by_its_folder_only_when_it_is_the_only_one() {
 }
 
 #[test]
+fn weights_are_found_under_whatever_name_they_have_and_pickles_are_refused_by_name() {
+    let llama = core_fixtures().join("tiny/llama");
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    for name in ["config.json", "generation_config.json"] {
+        std::fs::copy(llama.join(name), dir.path().join(name)).expect("copied");
+    }
+    std::fs::write(dir.path().join("pytorch_model-00001-of-00002.bin"), b"a pickle").expect("written");
+    let refusal = Model::open(dir.path()).expect_err("nothing to read").to_string();
+    assert!(refusal.contains("pickled") && refusal.contains("safetensors"), "{refusal}");
+
+    std::fs::copy(llama.join("model.safetensors"), dir.path().join("weights-a.safetensors")).expect("copied");
+    std::fs::write(dir.path().join("consolidated.safetensors"), b"the same under other names").expect("written");
+    std::fs::write(dir.path().join("adapter_model.safetensors"), b"not a model").expect("written");
+    assert_eq!(open(dir.path()).spec(), open(&llama).spec());
+
+    // Repositories of GGUFs often keep the config of the model that they were made of, and its image encoder.
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    std::fs::copy(llama.join("config.json"), dir.path().join("config.json")).expect("copied");
+    let file = std::fs::read_dir(core_fixtures().join("gguf/q4_1")).expect("a folder").flatten().map(|e| e.path());
+    let file = file.into_iter().find(|path| path.extension().is_some_and(|x| x == "gguf")).expect("a GGUF");
+    std::fs::copy(&file, dir.path().join("m.gguf")).expect("copied");
+    std::fs::write(dir.path().join("mmproj-m.gguf"), b"of images").expect("written");
+    assert_eq!(open(dir.path()).spec(), open(&file).spec());
+}
+
+#[test]
 fn inspection_shows_headers_of_what_cannot_be_run_too() {
     let gguf = inspect(&fixtures().join("gguf/q4_k")).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(gguf.arch.as_deref(), Some("llama"));

@@ -1,7 +1,10 @@
 //! What an id means, and which files of a repository make up a model. Pure.
 
 use super::FetchError;
+use crate::model::location::is_model_gguf;
+use crate::model::safetensors::is_weights_name;
 use serde_json::Value;
+use std::path::Path;
 
 /// `org/name`, `org/name@revision`, `org/name:file-or-quantisation`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +99,7 @@ pub fn parse_repo(json: &Value) -> Result<Repo, FetchError> {
 /// The files to fetch; the first is what [`super::download`] points at when it is a GGUF.
 pub fn choose_files(id: &RepoId, repo: &Repo) -> Result<Vec<RepoFile>, FetchError> {
     let has = |name: &str| repo.files.iter().any(|f| f.path == name);
-    let is_checkpoint = has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"));
+    let is_checkpoint = has("config.json") && repo.files.iter().any(|f| is_weights_name(&f.path));
     if is_checkpoint && id.selection.is_none() {
         return Ok(checkpoint_files(repo));
     }
@@ -120,17 +123,15 @@ pub fn choose_files(id: &RepoId, repo: &Repo) -> Result<Vec<RepoFile>, FetchErro
 }
 
 fn checkpoint_files(repo: &Repo) -> Vec<RepoFile> {
-    let single = repo.files.iter().any(|f| f.path == "model.safetensors");
-    let is_weight = |path: &str| match single {
-        true => path == "model.safetensors",
-        false => path == "model.safetensors.index.json" || is_shard(path),
+    let has = |name: &str| repo.files.iter().any(|f| f.path == name);
+    let (has_single, has_index) = (has("model.safetensors"), has("model.safetensors.index.json"));
+    let is_weight = |path: &str| match (has_single, has_index) {
+        (true, _) => path == "model.safetensors",
+        (false, true) => path == "model.safetensors.index.json" || (is_weights_name(path) && path.contains("-of-")),
+        (false, false) => is_weights_name(path),
     };
     let wanted = |f: &&RepoFile| SIDE_FILES.contains(&f.path.as_str()) || is_weight(&f.path);
     repo.files.iter().filter(wanted).cloned().collect()
-}
-
-fn is_shard(path: &str) -> bool {
-    path.starts_with("model-") && path.ends_with(".safetensors") && !path.contains('/')
 }
 
 /// `(prefix, number, count)` of `PREFIX-00001-of-00003.gguf`.
@@ -142,8 +143,7 @@ fn split_of(path: &str) -> Option<(&str, u32, u32)> {
 }
 
 fn is_first_gguf(path: &str) -> bool {
-    let is_projector = path.rsplit('/').next().is_some_and(|name| name.starts_with("mmproj"));
-    path.ends_with(".gguf") && !is_projector && split_of(path).is_none_or(|(_, number, _)| number == 1)
+    is_model_gguf(Path::new(path))
 }
 
 /// The file and, when it is the first of several parts, the others.
@@ -188,6 +188,8 @@ mod tests {
         let sharded =
             ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "x.safetensors"];
         assert_eq!(chosen("o/n", &sharded).expect("usable").len(), 3);
+        let loose = ["config.json", "weights.safetensors", "consolidated.safetensors", "adapter_model.safetensors"];
+        assert_eq!(chosen("o/n", &loose).expect("usable"), ["config.json", "weights.safetensors"]);
     }
 
     #[test]
