@@ -5,6 +5,7 @@ use crate::protocol::SamplingParams;
 use crate::scheduler::{Scheduler, StepPlan, TokenCount};
 use prefix_groups::{PrefixGroups, Tables};
 
+mod ahead;
 pub mod canary;
 mod check;
 pub mod prefix_groups;

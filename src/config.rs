@@ -8,7 +8,7 @@ mod values;
 
 pub use lora::LoraArgs;
 
-use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode, TuneMode};
+use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode, StepLoop, TuneMode};
 use crate::ids::MIN_CONTEXT;
 use etcetera::BaseStrategy;
 use serde::Deserialize;
@@ -366,9 +366,12 @@ pub struct EngineArgs {
     /// Keep bounds, loop and division checks in every shader
     #[arg(long)]
     pub checked_shaders: bool,
-    /// Encode a step only when it is launched, not while the one before it runs, as software adapters always do
+    /// Encode and submit a step only when its batch is known, not while the one before it runs, as on software adapters
     #[arg(long)]
     pub sync_steps: bool,
+    /// Encode and submit steps ahead wherever it is possible, also where it costs time, as on software adapters
+    #[arg(long, conflicts_with = "sync_steps")]
+    pub steps_ahead: bool,
     /// Do not measure kernels on this adapter, and use none of what was measured: each begins as its device class has it
     #[arg(long, conflicts_with = "retune")]
     pub no_tune: bool,
@@ -384,6 +387,14 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
+    fn step_loop(&self) -> StepLoop {
+        match (self.sync_steps, self.steps_ahead) {
+            (true, _) => StepLoop::Sync,
+            (false, true) => StepLoop::Ahead,
+            (false, false) => StepLoop::Auto,
+        }
+    }
+
     fn tune_mode(&self) -> TuneMode {
         match (self.no_tune, self.retune) {
             (true, _) => TuneMode::Never,
@@ -483,7 +494,7 @@ impl EngineArgs {
             floor: self.floor,
             checked_shaders: self.checked_shaders,
             matrix_units: self.matrix_units,
-            sync_steps: self.sync_steps,
+            step_loop: self.step_loop(),
             max_queue: int("max_queue", None, file.max_queue, (1, 1 << 20))?.unwrap_or(512),
             seed,
             record: self.record.clone(),

@@ -8,6 +8,8 @@ fn num_rows() -> u32 { return step_meta[1]; }
 fn num_logits() -> u32 { return step_meta[2]; }
 fn block_size() -> u32 { return step_meta[3]; }
 
+/// Word of token_id(0).
+fn token_ids_word() -> u32 { return step_meta[4]; }
 fn token_id(token: u32) -> u32 { return step_meta[step_meta[4] + token]; }
 fn position(token: u32) -> u32 { return step_meta[step_meta[5] + token]; }
 /// Block id * block_size + offset, in a layer group.
@@ -70,3 +72,8 @@ fn lora_tile_word(tile: u32, word: u32) -> u32 { return step_meta[step_meta[33] 
 /// Bits of the projections that a token's LoRA changes (Q, K, V, O, gate, up, down): only where the step has tiles.
 fn lora_parts(token: u32) -> u32 { return step_meta[step_meta[34] + token]; }
 fn lora_changes_gate_or_up(token: u32) -> bool { return (lora_parts(token) & 0x30u) != 0u; }
+
+/// For steps that were submitted before the tokens of the last one were read: whether this is one, and which logit row of
+/// the last step draws a token.
+fn has_feed() -> bool { return step_meta[35] != 0u; }
+fn feed_source(token: u32) -> u32 { return step_meta[step_meta[35] + token]; }

@@ -470,6 +470,8 @@ impl EngineCore {
             t.dispatches += u64::from(stats.dispatches);
             t.readback_bytes += u64::from(stats.readback_bytes);
             t.gpu_us += u64::from(gpu_us);
+            t.steps_ahead += u64::from(stats.ahead);
+            t.steps_in_vain += u64::from(stats.in_vain);
         });
     }
 

@@ -7,7 +7,9 @@
 use super::handle::{AdapterSummary, GenerationDefaults, LoadedModel};
 use super::loader::{LoadFailure, Loaded, open_disk};
 use super::loras::LoraTable;
-use super::options::{BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype, LoraOptions, TuneMode};
+use super::options::{
+    BackendChoice, EngineOptions, FakeFault, FakeOptions, KvCacheDtype, LoraOptions, StepLoop, TuneMode,
+};
 use super::text_side::{TextSource, Vocabulary};
 use super::thread::Loader;
 use crate::batch::StepBatch;
@@ -60,7 +62,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         floor: false,
         checked_shaders: false,
         matrix_units: false,
-        sync_steps: false,
+        step_loop: StepLoop::Auto,
         chat_template: None,
         max_queue: fake.max_queue,
         seed: Some(0),

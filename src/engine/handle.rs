@@ -34,9 +34,11 @@
 mod prefixes;
 mod remote;
 mod run;
+mod totals;
 
 pub use super::loras::{LoraError, LoraInfo, LoraTable};
 pub use run::Run;
+pub use totals::StepTotals;
 
 use super::admission::{PinnedRoom, check_request};
 use super::mailbox::{self, EventSink};
@@ -182,40 +184,6 @@ pub(super) struct Shared {
     max_queue: AtomicU32,
     pub is_paused: AtomicBool,
     totals: Mutex<StepTotals>,
-}
-
-/// What the steps did since the engine started: counters that only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepTotals {
-    pub steps: u64,
-    pub submits: u64,
-    pub passes: u64,
-    pub dispatches: u64,
-    pub readback_bytes: u64,
-    pub gpu_us: u64,
-    /// Output tokens that a grammar forced: no step sampled them.
-    pub forced_tokens: u64,
-    /// Steps that failed and were tried again.
-    pub failed_steps: u64,
-    /// Times that the executor and the cache were rebuilt.
-    pub recoveries: u64,
-}
-
-impl StepTotals {
-    /// What was added after `before`.
-    pub fn since(&self, before: &StepTotals) -> StepTotals {
-        StepTotals {
-            steps: self.steps - before.steps,
-            submits: self.submits - before.submits,
-            passes: self.passes - before.passes,
-            dispatches: self.dispatches - before.dispatches,
-            readback_bytes: self.readback_bytes - before.readback_bytes,
-            gpu_us: self.gpu_us - before.gpu_us,
-            forced_tokens: self.forced_tokens - before.forced_tokens,
-            failed_steps: self.failed_steps - before.failed_steps,
-            recoveries: self.recoveries - before.recoveries,
-        }
-    }
 }
 
 impl Shared {

@@ -35,6 +35,16 @@ impl BackendChoice {
     }
 }
 
+/// Whether steps are encoded, and submitted, while the one before them runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepLoop {
+    /// On a graphics card, where it pays.
+    Auto,
+    Sync,
+    /// On software adapters as well, wherever it is possible.
+    Ahead,
+}
+
 /// What keys and values are stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvCacheDtype {
@@ -174,8 +184,7 @@ pub struct EngineOptions {
     pub checked_shaders: bool,
     /// Compute products of many tokens by the adapter's cooperative matrices: results then hang on how a prompt was cut.
     pub matrix_units: bool,
-    /// Encode a step only when it is launched, not while the one before it runs.
-    pub sync_steps: bool,
+    pub step_loop: StepLoop,
     /// Requests that may wait; more are refused at submit.
     pub max_queue: u32,
     /// Seeds the requests that bring no seed; `None` draws them.

@@ -5,8 +5,8 @@
 
 use super::loader::{LoadFailure, OnProgress, Progress, open_gpu};
 use super::memory_plan::{self, EnginePlan, Machine};
-use super::options::EngineOptions;
-use crate::executor::wgpu_executor::{self, ExecutorConfig, TuneMode, Tuning, WgpuExecutor};
+use super::options::{EngineOptions, StepLoop};
+use crate::executor::wgpu_executor::{self, ExecutorConfig, StepsAhead, TuneMode, Tuning, WgpuExecutor};
 use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuError};
 use crate::model::Model;
@@ -17,7 +17,7 @@ pub(super) struct Recipe {
     pub config: ExecutorConfig,
     pub num_host_blocks: u32,
     pub num_streamed: u32,
-    sync_steps: bool,
+    step_loop: StepLoop,
     pub tuning: Tuning,
 }
 
@@ -30,7 +30,7 @@ impl Recipe {
             config: memory_plan::executor_config(options, plan.memory.num_blocks, plan.max_model_len),
             num_host_blocks: plan.num_host_blocks,
             num_streamed: plan.num_streamed,
-            sync_steps: options.sync_steps,
+            step_loop: options.step_loop,
             tuning: Tuning { mode, dir: options.cache_dir.join("tuning") },
         }
     }
@@ -48,9 +48,13 @@ impl Recipe {
             on_progress(Progress { phase: progress.phase, done: progress.done, total: progress.total })
         };
         let mut executor = WgpuExecutor::tuned(gpu, model, self.config, self.num_streamed, &self.tuning, progress)?;
-        if self.sync_steps {
-            executor.set_preparing(false);
-        }
+        let ahead = match self.step_loop {
+            StepLoop::Auto if !executor.gpu().caps().is_cpu => StepsAhead::WhenItPays,
+            StepLoop::Auto | StepLoop::Sync => StepsAhead::Never,
+            StepLoop::Ahead => StepsAhead::Always,
+        };
+        executor.set_preparing(ahead != StepsAhead::Never);
+        executor.set_steps_ahead(ahead);
         Ok(Box::new(executor.with_host_blocks(self.num_host_blocks)))
     }
 }

@@ -58,6 +58,10 @@ pub struct StepStats {
     pub passes: u32,
     pub dispatches: u32,
     pub readback_bytes: u32,
+    /// 1 where it had been submitted before it was asked for.
+    pub ahead: u32,
+    /// Steps that had been, before it, and were not asked for.
+    pub in_vain: u32,
 }
 
 /// A step in flight. It must be waited for before the next launch in the synchronous loop.

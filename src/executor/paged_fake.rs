@@ -166,7 +166,13 @@ impl PagedFake {
         self.write(batch)?;
         let mut output = StepOutput {
             gpu_us: self.config.step_delay.as_micros() as u32,
-            stats: StepStats { submits: 1, passes: 1, dispatches: 1, readback_bytes: 4 * batch.num_logits() as u32 },
+            stats: StepStats {
+                submits: 1,
+                passes: 1,
+                dispatches: 1,
+                readback_bytes: 4 * batch.num_logits() as u32,
+                ..StepStats::default()
+            },
             ..StepOutput::default()
         };
         for &(first, number) in &batch.hidden {

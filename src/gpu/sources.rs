@@ -48,6 +48,7 @@ pub const KERNELS: &[Source] = sources!("kernels":
     "copy_blocks"
     "embed"
     "expert_pairs"
+    "feed"
     "fill"
     "gather"
     "heads_norm"

@@ -2,6 +2,7 @@
 //!
 //! | module | does |
 //! |---|---|
+//! | [`feed`] | tokens that the last step drew become this step's input |
 //! | [`embed`] | token ids to rows of the embedding table |
 //! | [`norm`] | RMSNorm or LayerNorm, f32, quantised or added, also of the gathered logit rows |
 //! | [`matmul`] | products with packed weights, f32 or i8 activations |
@@ -65,6 +66,7 @@ pub mod device_class;
 pub mod embed;
 pub mod expert_matmul;
 pub mod expert_pairs;
+pub mod feed;
 pub mod gather;
 pub mod heads_norm;
 pub mod kv_layout;

@@ -49,6 +49,8 @@ pub mod header {
     pub const NUM_LORA_TILES: usize = 32;
     pub const LORA_TILES: usize = 33;
     pub const LORA_PARTS: usize = 34;
+    /// 0 where all tokens are known: see [`append_feed`](super::append_feed).
+    pub const FEED: usize = 35;
 }
 
 /// Words that [`encode`] needs, to size or check the buffer.
@@ -112,6 +114,11 @@ pub fn encode(batch: &StepBatch, work: &AttentionWork, words: &mut Vec<u32>) {
     section(words, header::CHAINS, batch.chains.iter().copied());
     words[header::MOST_KEYS] = most_keys(batch);
     debug_assert_eq!(words.len(), num_words(batch, work));
+}
+
+/// Appends which logit row of the last step draws each token. [num_tokens]
+pub fn append_feed(words: &mut Vec<u32>, sources: &[u32]) {
+    section(words, header::FEED, sources.iter().copied());
 }
 
 /// The most keys that a row of the batch computed in earlier steps.

@@ -8,9 +8,9 @@ use super::norm::{Form, Writes};
 use super::pack::Format;
 use super::tile::ProductKey;
 use super::{
-    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, gather, heads_norm, latent_write,
-    logit_cap, logprobs, lora_expand, lora_shrink, mask, matrix_units, mlp, norm, penalties, rope_kv_write, route,
-    sample,
+    Class, RowCount, attention, canary, combine, copy_blocks, embed, expert_pairs, feed, gather, heads_norm,
+    latent_write, logit_cap, logprobs, lora_expand, lora_shrink, mask, matrix_units, mlp, norm, penalties,
+    rope_kv_write, route, sample,
 };
 use crate::gpu::Defines;
 use crate::gpu::texels::TEXEL_LANES;
@@ -57,6 +57,7 @@ pub fn all() -> Vec<(String, Defines)> {
     found.extend([true, false].map(|checks| ("canary".to_string(), canary::defines(checks))));
     found.extend((1..=copy_blocks::MAX_BUFFERS).map(|n| ("copy_blocks".into(), copy_blocks::defines(n))));
     found.push(("expert_pairs".into(), expert_pairs::defines()));
+    found.push(("feed".into(), feed::defines()));
     for class in CLASSES {
         of_rows(class, &mut found);
         of_experts(class, &mut found);

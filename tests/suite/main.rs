@@ -28,6 +28,7 @@ mod sampling;
 mod server;
 mod shaders;
 mod sim;
+mod steps_ahead;
 mod support;
 mod tidy;
 mod tokenizers;

@@ -73,6 +73,8 @@ pub fn run(args: &LatencyArgs) -> CliResult {
         "steps": totals.steps,
         "dispatches_per_step": per_step(totals.dispatches),
         "submits_per_step": per_step(totals.submits),
+        "steps_ahead": totals.steps_ahead,
+        "steps_in_vain": totals.steps_in_vain,
         "gpu_ms_per_step": decode_gpu_us as f64 / 1e3 / decode_steps.len().max(1) as f64,
         "runs": args.runs,
     });
@@ -84,7 +86,8 @@ pub fn run(args: &LatencyArgs) -> CliResult {
     } else {
         out::text(&format!(
             "{} on {} ({})\nprefill  {:.1} tok/s over {} tokens, first token after {:.0} ms\ndecode   {:.1} tok/s over {} \
-             tokens, {:.1} ms between tokens (p50), {:.1} ms (p99)\nper step {:.0} dispatches, {:.1} submits\n",
+             tokens, {:.1} ms between tokens (p50), {:.1} ms (p99)\nper step {:.0} dispatches, {:.1} submits; of {} steps {} were \
+             submitted ahead, {} more in vain\n",
             model.name,
             model.adapter.name,
             model.adapter.driver,
@@ -97,6 +100,9 @@ pub fn run(args: &LatencyArgs) -> CliResult {
             percentile(&itl, 0.99),
             per_step(totals.dispatches),
             per_step(totals.submits),
+            totals.steps,
+            totals.steps_ahead,
+            totals.steps_in_vain,
         ))?;
         if let Some(profile) = &profile {
             out::text(&profile_table(profile))?;

@@ -3,10 +3,10 @@
 //! Guarantees: a step is one submit with one compute pass, after one metadata write; only token ids (and log-probabilities
 //! or logits that were asked for) come back; a row's bits do not depend on the rest of the batch. Steps that want more
 //! logits than the logits buffer holds run their head in several submits, and a layer whose matrices come from host memory is
-//! a submit of its own.
-//! It does not attempt to overlap steps yet.
+//! a submit of its own. Where it is asked to, a step is submitted while the one before it runs ([`ahead`]).
 
 mod activation;
+mod ahead;
 mod ffn;
 mod folding;
 mod forward;
@@ -15,6 +15,7 @@ mod kv_buffers;
 mod latents;
 mod loras;
 mod product;
+mod results;
 mod rope_tables;
 mod scores;
 mod shapes;
@@ -27,13 +28,14 @@ pub mod work_caps;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput, StepStats};
+use super::{ExecError, Executor, LoadError, LoadProgress, StepHandle, StepOutput};
 use crate::batch::{StepBatch, Want};
-use crate::gpu::{Buffer, BufferUse, Finished, Gpu, GpuError, InFlight, Recording, Replayer};
+use crate::gpu::{Buffer, BufferUse, Gpu, GpuError, InFlight, Recording, Replayer};
 use crate::ids::HostSlot;
 use crate::kernels::Choices;
 use crate::kernels::attention_work::{AttentionWork, Take, WorkLimits};
-use crate::kernels::canary::{self, Canary};
+use crate::kernels::canary::Canary;
+use crate::kernels::feed::Feed;
 use crate::kernels::lora_work::LoraWork;
 use crate::kernels::matmul::token_counts;
 use crate::kernels::sample::Sampled;
@@ -42,7 +44,7 @@ use crate::model::Model;
 use crate::model::groups::LayerGroups;
 use crate::model::lora::Adapter;
 use crate::model::spec::{ModelSpec, RopePairing};
-use crate::telemetry::kernels::by_kernel;
+use ahead::{Ahead, Taken};
 use forward::Forward;
 use loras::LoraSlots;
 use shapes::StepShape;
@@ -52,6 +54,7 @@ use work_caps::WorkCaps;
 
 pub use crate::kernels::canary::MARK_BYTES as CANARY_BYTES;
 pub use crate::kernels::kv_layout::KvFormat;
+pub use ahead::StepsAhead;
 pub use loras::LoraLimits;
 pub use shapes::kv_layout;
 pub use sizes::{WeightSizes, weight_sizes, weights_bytes, workspace_bytes};
@@ -100,6 +103,8 @@ pub struct WgpuExecutor {
     swapper: Swapper,
     canary: Option<Canary>,
     in_flight: Option<Pending>,
+    feed: Feed,
+    ahead: Ahead,
     /// Of a graphics card, which others wait for, too.
     caps: Option<WorkCaps>,
 }
@@ -113,11 +118,35 @@ struct Pending {
     started: Instant,
     /// Logit rows of the first submit.
     num_logits: u32,
+    /// Which logit row of what runs each of the batch is, where it was submitted ahead and is not known to be the same.
+    rows: Option<Vec<u32>>,
+}
+
+/// What a submit runs.
+#[derive(Clone, Copy, Debug)]
+enum Part<'a> {
+    /// All of a step.
+    Whole,
+    /// All of a step but the transfers, which were done before it.
+    WithoutSwaps,
+    /// A further round of logit rows over the same hidden states.
+    Head,
+    /// A step whose tokens these logit rows of the one before it draw. [num_tokens]
+    Fed(&'a [u32]),
+}
+
+/// What runs, for learning from the time that it takes.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    num_tokens: u32,
+    /// Of the work, what its largest dispatch does.
+    largest_part: f64,
 }
 
 /// A submit, and what becomes of content that leaves the pool with it.
 struct Launched {
     in_flight: InFlight,
+    load: Load,
     /// Read back by this submit, after all else.
     outgoing: Option<Outgoing>,
     /// Read back by submits before it.
@@ -178,6 +207,7 @@ impl WgpuExecutor {
         let meta = gpu.alloc("step metadata", words * 4, BufferUse::Storage)?;
         let loras = LoraSlots::alloc(&gpu, &spec, cfg.lora, cfg.max_tokens_per_step)?;
         let forward = Forward::new(&gpu, (&spec, &groups), &cfg, (&weights, &loras), &meta, (choices, None))?;
+        let feed = Feed::new(&gpu, &meta.whole(), &forward.sampled.whole())?;
         let compiling = &mut |done, total| progress(LoadProgress { phase: "Compiling kernels", done, total });
         if !gpu.finish_compiling(compiling)? || !progress(LoadProgress { phase: "Warming up", done: 0, total: 1 }) {
             return Err(LoadError::Cancelled);
@@ -189,6 +219,8 @@ impl WgpuExecutor {
         };
         let mut executor = WgpuExecutor {
             replayer,
+            feed,
+            ahead: Ahead::default(),
             meta,
             meta_words: Vec::new(),
             work: AttentionWork::default(),
@@ -276,6 +308,7 @@ impl WgpuExecutor {
         const HEADER: usize = 4 * step_meta::HEADER_WORDS;
         self.gpu.write(&self.meta.slice(0, HEADER as u64), &[0; HEADER]);
         self.recording.clear();
+        self.feed.record(&mut self.recording, 1);
         self.forward.record_warm_up(&mut self.recording, &token_counts(&self.gpu));
         let in_flight = self.replayer.submit(&self.gpu, &self.recording, &[])?;
         self.replayer.wait(&self.gpu, in_flight)?;
@@ -290,7 +323,8 @@ impl WgpuExecutor {
         let loras = &self.loras;
         let missing = |id| ExecError::Rejected(format!("adapter {id:016x} is not loaded"));
         self.lora_work.plan(batch, |id| loras.place(id)).map_err(missing)?;
-        let words = step_meta::num_words(batch, &self.work) + self.lora_work.num_words();
+        // A word more for each token, should all be fed.
+        let words = step_meta::num_words(batch, &self.work) + self.lora_work.num_words() + batch.num_tokens();
         let limits = [
             ("tokens", batch.num_tokens(), self.cfg.max_tokens_per_step as usize),
             ("metadata words", words, (self.meta.size() / 4) as usize),
@@ -312,15 +346,14 @@ impl WgpuExecutor {
         Ok(())
     }
 
-    /// Writes the metadata and submits; `head_only` runs a further round of logit rows over the same hidden states.
-    fn submit(
-        &mut self,
-        batch: &StepBatch,
-        head_only: bool,
-        swaps: bool,
-    ) -> Result<(InFlight, Option<Outgoing>), GpuError> {
+    /// Writes the metadata and submits.
+    fn submit(&mut self, batch: &StepBatch, part: Part<'_>) -> Result<(InFlight, Load, Option<Outgoing>), GpuError> {
         step_meta::encode(batch, &self.work, &mut self.meta_words);
         self.lora_work.append(&mut self.meta_words);
+        if let Part::Fed(sources) = part {
+            step_meta::append_feed(&mut self.meta_words, sources);
+        }
+        let (head_only, swaps) = (matches!(part, Part::Head), matches!(part, Part::Whole));
         let bytes = bytemuck::cast_slice(&self.meta_words);
         self.gpu.write(&self.meta.slice(0, bytes.len() as u64), bytes);
         let shape = StepShape {
@@ -354,6 +387,10 @@ impl WgpuExecutor {
         } else if head_only {
             self.forward.record_head(&mut self.recording, shape, samples);
         } else {
+            // Where it feeds nothing as well, so that steps are alike and can be encoded before they are known.
+            if self.ahead.is_on() {
+                self.feed.record(&mut self.recording, shape.num_tokens);
+            }
             self.forward.record(&mut self.recording, shape, samples);
         }
         let rows = u64::from(shape.num_logits);
@@ -378,8 +415,11 @@ impl WgpuExecutor {
             Some(caps) => caps.num_submits(shape.num_tokens, self.recording.num_dispatches()),
             None => 1,
         };
-        let ends = if parts > 1 { work_caps::cut(&self.recording.weights(), parts) } else { Vec::new() };
-        Ok((self.replayer.submit_in(&self.gpu, &self.recording, &readback, &ends)?, outgoing))
+        let weights = if self.caps.is_some() { self.recording.weights() } else { Vec::new() };
+        let ends = if parts > 1 { work_caps::cut(&weights, parts) } else { Vec::new() };
+        let (largest, all) = (weights.iter().max().copied().unwrap_or(0), weights.iter().sum::<u64>().max(1));
+        let load = Load { num_tokens: shape.num_tokens, largest_part: largest as f64 / all as f64 };
+        Ok((self.replayer.submit_in(&self.gpu, &self.recording, &readback, &ends)?, load, outgoing))
     }
 
     /// Everything of a step that is launched. The error says whether pages were written before it.
@@ -391,102 +431,40 @@ impl WgpuExecutor {
             let gpu = (&self.gpu, &mut self.replayer);
             kept = swap::in_rounds(&mut self.swapper, gpu, &batch.swap_out, &batch.swap_in)?;
         }
+        let part = if in_rounds { Part::WithoutSwaps } else { Part::Whole };
         let submitted = if batch.num_logits() > self.forward.max_logits as usize {
             let round = self.round(batch, 0);
-            self.submit(&round, false, !in_rounds)
+            self.submit(&round, part)
         } else {
-            self.submit(batch, false, !in_rounds)
+            self.submit(batch, part)
         };
-        let (in_flight, outgoing) = submitted.map_err(|error| (error, in_rounds || self.replayer.ran_partly()))?;
-        Ok(Launched { in_flight, outgoing, kept })
-    }
-
-    /// Stores the content that left the pool with a finished submit.
-    fn keep(&mut self, outgoing: Option<Outgoing>, kept: &[(Outgoing, Vec<u8>)], finished: &mut Finished) {
-        for (outgoing, bytes) in kept {
-            self.swapper.keep(outgoing, bytes);
-        }
-        if let Some(outgoing) = outgoing {
-            let bytes = finished.readback.pop().unwrap_or_default();
-            self.swapper.keep(&outgoing, &bytes);
-        }
-    }
-
-    fn finish(&mut self, pending: Pending) -> Result<StepOutput, GpuError> {
-        let Launched { in_flight, outgoing, kept } = pending.launched?;
-        self.replayer.prepare(&self.gpu);
-        let mut finished = self.replayer.wait(&self.gpu, in_flight)?;
-        if let Some(caps) = &mut self.caps {
-            let weights = self.recording.weights();
-            let (largest, all) = (weights.iter().max().copied().unwrap_or(0), weights.iter().sum::<u64>().max(1));
-            let step_us = finished.gpu_us.map_or_else(|| pending.started.elapsed().as_micros() as f64, f64::from);
-            caps.observe(pending.batch.num_tokens() as u32, step_us, largest as f64 / all as f64);
-        }
-        self.keep(outgoing, &kept, &mut finished);
-        let swap_us = self.swapper.take_busy_us();
-        let mut corrupted = Vec::new();
-        if self.canary.is_some() && !pending.batch.chains.is_empty() {
-            let words: Vec<u32> = bytemuck::pod_collect_to_vec(&finished.readback.pop().unwrap_or_default());
-            corrupted = canary::corruptions(&pending.batch, &words);
-        }
-        let spans = finished.readback.split_off(finished.readback.len().saturating_sub(pending.batch.hidden.len()));
-        let hidden = spans.iter().map(|bytes| self.forward.hidden.decode(bytes)).collect();
-        let times = finished.dispatches.iter().map(|(kernel, label, us)| (kernel.as_str(), label.as_str(), *us));
-        let kernels = by_kernel(times);
-        let stats = stats_of(&finished);
-        let mut out = StepOutput { stats, hidden, swap_us, corrupted, kernels, ..StepOutput::default() };
-        if pending.batch.want == Want::Logits {
-            let mut logits = Vec::with_capacity(pending.batch.num_logits() * self.spec.vocab_size as usize);
-            self.take_logits(&finished, &mut logits);
-            let mut first = pending.num_logits as usize;
-            while first < pending.batch.num_logits() {
-                let round = self.round(&pending.batch, first);
-                first += round.num_logits();
-                let (in_flight, _) = self.submit(&round, true, false)?;
-                let finished = self.replayer.wait(&self.gpu, in_flight)?;
-                self.take_logits(&finished, &mut logits);
-                add(&mut out.stats, stats_of(&finished));
-            }
-            out.logits = Some(logits);
-        } else {
-            self.take_tokens(&pending.batch, &finished, &mut out);
-            out.scored = self.score(&pending.batch)?;
-        }
-        out.gpu_us = finished.gpu_us.unwrap_or_else(|| pending.started.elapsed().as_micros() as u32);
-        Ok(out)
-    }
-
-    fn take_tokens(&self, batch: &StepBatch, finished: &Finished, out: &mut StepOutput) {
-        let Some(bytes) = finished.readback.first() else { return };
-        let sampled: Vec<Sampled> = bytemuck::pod_collect_to_vec(bytes);
-        out.tokens = sampled.iter().map(|s| s.token).collect();
-        out.not_finite = sampled.iter().map(|s| s.not_finite != 0).collect();
-        let rows = finished.readback.get(1).map(|b| b.chunks_exact(logprobs::ROW_BYTES as usize));
-        let mut rows = rows.into_iter().flatten();
-        for (rules, token) in batch.sampling.iter().zip(&out.tokens) {
-            let row = rows.next();
-            out.logprobs.push(match (rules.logprobs, row) {
-                (Some(asked), Some(row)) => Some(logprobs::decode(row, *token, asked)),
-                _ => None,
-            });
-        }
+        let (in_flight, load, outgoing) =
+            submitted.map_err(|error| (error, in_rounds || self.replayer.ran_partly()))?;
+        Ok(Launched { in_flight, load, outgoing, kept })
     }
 }
 
 impl Executor for WgpuExecutor {
     fn launch(&mut self, batch: &StepBatch) -> Result<StepHandle, ExecError> {
         self.check(batch)?;
-        let started = Instant::now();
-        let batch = batch.clone();
-        let launched = match self.submit_all(&batch) {
-            Ok(launched) => Ok(launched),
-            // Pages were written: the step counts as launched, and fails when it is waited for.
-            Err((error, true)) => Err(error),
-            Err((error, false)) => return Err(exec_error(error)),
+        let (launched, started, rows) = match self.ahead.take(batch) {
+            Some(Taken { in_flight, load, started, rows }) => {
+                (Ok(Launched { in_flight, load, outgoing: None, kept: Vec::new() }), started, Some(rows))
+            }
+            None => {
+                let started = Instant::now();
+                match self.submit_all(batch) {
+                    Ok(launched) => (Ok(launched), started, None),
+                    // Pages were written: the step counts as launched, and fails when it is waited for.
+                    Err((error, true)) => (Err(error), started, None),
+                    Err((error, false)) => return Err(exec_error(error)),
+                }
+            }
         };
         let num_logits = (batch.num_logits() as u32).min(self.forward.max_logits);
         let step = batch.step;
-        self.in_flight = Some(Pending { step, batch, launched, started, num_logits });
+        self.in_flight = Some(Pending { step, batch: batch.clone(), launched, started, num_logits, rows });
+        self.go_ahead();
         Ok(StepHandle(step))
     }
 
@@ -582,16 +560,4 @@ fn exec_error(error: GpuError) -> ExecError {
         GpuError::OutOfMemory { .. } => ExecError::OutOfMemory(error.to_string()),
         other => ExecError::Rejected(other.to_string()),
     }
-}
-
-fn stats_of(finished: &Finished) -> StepStats {
-    let s = finished.stats;
-    StepStats { submits: s.submits, passes: s.passes, dispatches: s.dispatches, readback_bytes: s.readback_bytes }
-}
-
-fn add(total: &mut StepStats, more: StepStats) {
-    total.submits += more.submits;
-    total.passes += more.passes;
-    total.dispatches += more.dispatches;
-    total.readback_bytes += more.readback_bytes;
 }

@@ -108,7 +108,8 @@ pub fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64, attention
         groups * (blocks + 1) + copy + mask + 9 + step_meta::SAMPLING_WORDS as u64 + 2 * seen + 2 * most_biases;
     let work = AttentionWork::max_words(tokens, attention_slots);
     let loras = if cfg.lora == LoraLimits::NONE { 0 } else { LoraWork::max_words(tokens) };
-    let per_token = 4 + groups + step_meta::SAMPLING_WORDS as u64;
+    let feed = 1;
+    let per_token = 4 + feed + groups + step_meta::SAMPLING_WORDS as u64;
     step_meta::HEADER_WORDS as u64 + tokens * per_token + rows * per_row + work + loras
 }
 

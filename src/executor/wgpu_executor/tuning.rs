@@ -13,6 +13,7 @@ use super::{ExecutorConfig, WgpuExecutor};
 use crate::batch::{RowSampling, StepBatch};
 use crate::executor::{ExecError, Executor, LoadError, LoadProgress};
 use crate::gpu::Gpu;
+use crate::kernels::feed::Feed;
 use crate::kernels::tile::ProductKey;
 use crate::kernels::tune::table::{Adapter, Entry, Table, is_shipped};
 use crate::kernels::tune::{self, Outcome};
@@ -138,6 +139,7 @@ impl WgpuExecutor {
         let sizes = (&self.spec, &self.groups);
         let weights = (&self.weights, &self.loras);
         self.forward = Forward::new(&self.gpu, sizes, &self.cfg, weights, &self.meta, (choices, Some(kv)))?;
+        self.feed = Feed::new(&self.gpu, &self.meta.whole(), &self.forward.sampled.whole())?;
         self.warm_up()?;
         Ok(())
     }

@@ -3,6 +3,7 @@
 mod attention;
 mod copy_blocks;
 mod experts;
+mod feed;
 mod fused;
 mod gpu;
 pub mod harness;

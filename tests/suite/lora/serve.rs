@@ -7,7 +7,7 @@ use kvasir::config::{EngineArgs, EngineSection, HumanInt};
 use kvasir::engine::EngineHandle;
 use kvasir::engine::handle::{EngineStatus, FailureKind, LoraError};
 use kvasir::engine::loader;
-use kvasir::engine::options::{LoadRequest, LoraModule, ModelSource};
+use kvasir::engine::options::{EngineOptions, LoadRequest, LoraModule, ModelSource, StepLoop};
 use kvasir::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, RunError, SamplingParams, StopRules, Usage};
 use kvasir::recording::{Recording, replay};
 use kvasir::server::{Fleet, ServerOptions};
@@ -29,7 +29,7 @@ impl World {
     }
 
     fn request(&self, names: &[&str], adjust: impl FnOnce(&mut EngineArgs)) -> LoadRequest {
-        let mut args = EngineArgs { max_num_seqs: Some(HumanInt(4)), ..EngineArgs::default() };
+        let mut args = EngineArgs { max_num_seqs: Some(HumanInt(4)), steps_ahead: true, ..EngineArgs::default() };
         let module = |name: &&str| LoraModule { name: (*name).into(), path: self.folder.path().join(name) };
         args.lora.lora_modules = names.iter().map(module).collect();
         adjust(&mut args);
@@ -89,11 +89,10 @@ fn adapters_share_a_batch_and_no_prefixes_and_are_replayed() {
     engine.shutdown();
     let recording =
         Recording::read(std::io::BufReader::new(std::fs::File::open(&record).expect("recorded"))).expect("a recording");
-    let mut loaded = loader::load(
-        &LoadRequest { options: kvasir::engine::options::EngineOptions { record: None, ..request.options }, ..request },
-        &mut |_| true,
-    )
-    .unwrap_or_else(|e| panic!("{}", e.message));
+    // Recorded with steps that were submitted ahead, replayed without.
+    let options = EngineOptions { record: None, step_loop: StepLoop::Sync, ..request.options };
+    let mut loaded =
+        loader::load(&LoadRequest { options, ..request }, &mut |_| true).unwrap_or_else(|e| panic!("{}", e.message));
     let report = replay(&recording, Some(&mut *loaded.executor)).unwrap_or_else(|e| panic!("{e}"));
     assert!(report.identical && report.compared_tokens > 0, "{report:?}");
     let mut without = recording;

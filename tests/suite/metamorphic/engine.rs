@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvasir::config::{EngineArgs, EngineSection};
 use kvasir::engine::EngineHandle;
 use kvasir::engine::handle::Run;
-use kvasir::engine::options::{EngineOptions, KvCacheDtype, LoadRequest, ModelSource, PreemptionMode};
+use kvasir::engine::options::{EngineOptions, KvCacheDtype, LoadRequest, ModelSource, PreemptionMode, StepLoop};
 use kvasir::gpu::Gpu;
 use kvasir::ids::RequestId;
 use kvasir::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules, Usage};
@@ -51,6 +51,7 @@ fn options(column: Column) -> EngineOptions {
         max_num_batched_tokens: 512,
         adaptive_budget: false,
         prefix_caching: false,
+        step_loop: StepLoop::Sync,
         ..options
     }
 }
@@ -140,7 +141,8 @@ fn assert_same(got: &[Answer], want: &[Answer], what: &str) {
     }
 }
 
-/// Requests that came to what they come to alone, on an engine with these options.
+/// Requests that came to what they come to alone, on an engine with these options; where steps are submitted ahead, which
+/// they are not alone.
 struct World<'a> {
     column: Column,
     requests: &'a [GenerateRequest],
@@ -156,11 +158,14 @@ impl World<'_> {
         took_place: impl FnOnce(&EngineHandle, &EngineSnapshot, &[Answer]),
     ) {
         println!("{:?}, {what}", self.column);
-        let mut options = options(self.column);
+        let mut options = EngineOptions { step_loop: StepLoop::Ahead, ..options(self.column) };
         change(&mut options);
+        let has_canary = options.kv_canary;
         let engine = start(self.column, options);
         let answers = run(&engine, self.requests);
         let snapshot = idle(&engine);
+        let totals = engine.step_totals();
+        assert_eq!(totals.steps_ahead > 0, !has_canary, "{what}: {totals:?}");
         assert_same(&answers, self.alone, &format!("{:?}, {what}", self.column));
         took_place(&engine, &snapshot, &answers);
         engine.shutdown();
