@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
+use super::attention_way::{AttentionKey, Way};
 use super::attention_work::WorkCounts;
 use super::kv_layout::{KvFormat, KvLayout, padded_head_dim};
 use super::{Class, KernelContext, RowOutput, stride};
@@ -50,7 +51,7 @@ pub struct Shape {
 
 /// The kernels that make up attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Variant {
+pub enum Variant {
     /// Items of one token.
     Single,
     /// Items of several.
@@ -59,9 +60,6 @@ enum Variant {
     Merge,
 }
 
-/// Queries that share a workgroup when rows are long, times the dims of each that a lane holds: few enough for the
-/// kernel to compile in about a second on a software adapter.
-const DIMS_PER_LANE: u32 = 64;
 const LANES_FLOOR: u32 = 64;
 /// Of heads with more than four dims for each of those.
 const LANES_FLOOR_WIDE: u32 = 256;
@@ -96,9 +94,14 @@ impl Shape {
         }
     }
 
-    /// Workgroups that share a token.
+    /// What the ways of one of its kernels hang on.
+    pub fn key(&self, variant: Variant, is_quantised: bool) -> AttentionKey {
+        AttentionKey { shape: *self, variant, is_quantised }
+    }
+
+    /// Workgroups that share a token, as every class begins.
     pub fn parts(&self) -> u32 {
-        self.num_heads / self.heads_per_workgroup()
+        self.num_heads / self.key(Variant::Single, false).prior(Class::Floor).heads
     }
 
     /// Bytes of one slot of partial results: numerators, maximum and sum of every head.
@@ -106,41 +109,36 @@ impl Shape {
         u64::from(self.num_heads) * (u64::from(padded_head_dim(self.head_dim)) + 4) * 4
     }
 
-    /// Query heads per workgroup: the largest divisor of the group that is at most 8.
-    fn heads_per_workgroup(&self) -> u32 {
-        let group = self.num_heads / self.num_kv_heads;
-        // Wide rows leave no registers for many heads.
-        let most = if self.head_dim > 256 { 1 } else { 8 };
-        (1..=most).rev().find(|n| group.is_multiple_of(*n)).expect("1 divides every group")
-    }
-
-    /// Tokens per workgroup when rows are long.
+    /// Tokens per workgroup when rows are long, as the class begins.
     pub fn tokens_per_workgroup(&self, class: Class) -> u32 {
-        let dims = match class {
-            Class::Subgroup(lanes) => padded_head_dim(self.head_dim).div_ceil(lanes).next_multiple_of(8),
-            Class::Floor => 8,
-        };
-        (DIMS_PER_LANE / dims / self.heads_per_workgroup()).clamp(1, 8)
+        self.key(Variant::Several, false).prior(class).tokens
     }
 
-    fn variants(&self, class: Class) -> &'static [Variant] {
-        match self.tokens_per_workgroup(class) {
-            1 => &[Variant::Single, Variant::Merge],
-            _ => &[Variant::Single, Variant::Several, Variant::Merge],
-        }
+    /// Its kernels, each as the class begins.
+    fn priors(&self, class: Class, is_quantised: bool) -> impl Iterator<Item = (Variant, Way)> {
+        let way = move |&variant: &Variant| (variant, self.key(variant, is_quantised).prior(class));
+        variants(self.tokens_per_workgroup(class)).iter().map(way)
     }
 
     /// The files and defines that this shape needs, for compiling ahead.
     pub fn kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
-        let defines = |variant| self.defines(class, variant, is_quantised);
-        self.variants(class).iter().map(|&variant| ("attention".into(), defines(variant))).collect()
+        let defines = |(variant, way)| self.defines(class, variant, is_quantised, way);
+        self.priors(class, is_quantised).map(|kernel| ("attention".into(), defines(kernel))).collect()
+    }
+
+    /// Every way that may be chosen.
+    pub fn candidate_kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
+        let keys = [Variant::Single, Variant::Several].map(|variant| self.key(variant, is_quantised));
+        let ways = keys.iter().flat_map(|key| key.candidates(class).into_iter().map(|way| (key.variant, way)));
+        let ways = ways.filter(|(variant, way)| *variant == Variant::Single || way.tokens > 1);
+        ways.map(|(variant, way)| ("attention".into(), self.defines(class, variant, is_quantised, way))).collect()
     }
 
     /// With slopes, for compiling ahead.
     pub fn alibi_kernels(&self, class: Class, is_quantised: bool) -> Vec<(String, Defines)> {
-        let variants = self.variants(class).iter().filter(|&&variant| variant != Variant::Merge);
-        let defines = |&variant| self.defines(class, variant, is_quantised).flag("ALIBI");
-        variants.map(|variant| ("attention".into(), defines(variant))).collect()
+        let kernels = self.priors(class, is_quantised).filter(|(variant, _)| *variant != Variant::Merge);
+        let defines = |(variant, way)| self.defines(class, variant, is_quantised, way).flag("ALIBI");
+        kernels.map(|kernel| ("attention".into(), defines(kernel))).collect()
     }
 
     /// Of a cache in which row r lies in block r, read without a table: for measuring what pages cost.
@@ -158,15 +156,14 @@ impl Shape {
         kernels.map(with_texels).collect()
     }
 
-    fn defines(&self, class: Class, variant: Variant, is_quantised: bool) -> Defines {
+    fn defines(&self, class: Class, variant: Variant, is_quantised: bool, way: Way) -> Defines {
         assert!(self.head_dim <= MAX_HEAD_DIM, "head dim {} is above {MAX_HEAD_DIM}", self.head_dim);
         assert!(self.num_heads.is_multiple_of(self.num_kv_heads), "{self:?}");
-        let heads = self.heads_per_workgroup();
-        let tokens = if variant == Variant::Several { self.tokens_per_workgroup(class) } else { 1 };
+        let Way { heads, tokens, dims } = way;
         let queries = heads * tokens;
         let padded = padded_head_dim(self.head_dim);
         let numbers = match class {
-            Class::Subgroup(lanes) => subgroup_numbers(lanes, padded),
+            Class::Subgroup(lanes) => subgroup_numbers(lanes, padded, dims),
             Class::Floor => floor_numbers(queries, padded),
         };
         let mut defines = class.defines();
@@ -190,11 +187,18 @@ impl Shape {
     }
 }
 
+/// The kernels that there are where a workgroup takes so many tokens of a long row.
+fn variants(tokens: u32) -> &'static [Variant] {
+    match tokens {
+        1 => &[Variant::Single, Variant::Merge],
+        _ => &[Variant::Single, Variant::Several, Variant::Merge],
+    }
+}
+
 /// KT keys per tile, KPL of them per lane, DPL dims per lane in CPL rounds, q loaded QW dims at a time.
-fn subgroup_numbers(lanes: u32, padded: u32) -> Vec<(&'static str, u32)> {
+fn subgroup_numbers(lanes: u32, padded: u32, dims: u32) -> Vec<(&'static str, u32)> {
     // At most four for each lane: a driver of four lanes compiles longer texts for minutes.
     let keys = lanes.max(32.min(4 * lanes));
-    let dims = if lanes > 8 { 4 } else { 8 };
     vec![
         ("KT", keys),
         ("KPL", keys / lanes),
@@ -230,12 +234,27 @@ pub struct Buffers<'a> {
     pub y: RowOutput<'a>,
 }
 
+/// What [`super::attention_work`] has to know of the ways that were chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionCut {
+    /// Tokens of a workgroup when rows are long.
+    pub tokens_per_workgroup: u32,
+    /// Workgroups that share an item of one token.
+    pub parts: u32,
+}
+
+impl AttentionCut {
+    /// One token in one piece.
+    pub const WHOLE: AttentionCut = AttentionCut { tokens_per_workgroup: 1, parts: 1 };
+}
+
 /// The kernels with one layer's buffers.
 #[derive(Clone, Debug)]
 pub struct Attention {
     label: String,
-    bound: Vec<(Variant, Arc<Bound>)>,
-    parts: u32,
+    /// Each with its workgroups for an item.
+    bound: Vec<(Variant, Arc<Bound>, u32)>,
+    tokens: u32,
 }
 
 impl Attention {
@@ -265,9 +284,13 @@ impl Attention {
             return Err(GpuError::Validation { what: label.into(), message });
         }
         let params = ctx.params.push(ctx.gpu, &shape.params(window, group))?;
-        let bind = |&variant: &Variant| -> Result<(Variant, Arc<Bound>), GpuError> {
+        let choices = &mut *ctx.choices;
+        let mut way = |variant| choices.take_attention(&shape.key(variant, is_quantised), ctx.class);
+        let tokens = way(Variant::Several).tokens;
+        let ways: Vec<(Variant, Way)> = variants(tokens).iter().map(|&variant| (variant, way(variant))).collect();
+        let bind = |&(variant, way): &(Variant, Way)| -> Result<(Variant, Arc<Bound>, u32), GpuError> {
             let mut bindings = vec![("step_meta", ctx.step_meta), ("partials", buffers.partials), ("params", &params)];
-            let mut defines = shape.defines(ctx.class, variant, is_quantised);
+            let mut defines = shape.defines(ctx.class, variant, is_quantised, way);
             if variant != Variant::Merge {
                 bindings.extend([("q", buffers.q), ("k_cache", buffers.k_cache), ("v_cache", buffers.v_cache)]);
                 if buffers.k_cache.buffer.is_texels() {
@@ -281,24 +304,26 @@ impl Attention {
             let defines = flags.iter().fold(defines, |defines, flag| defines.flag(flag));
             let defines = if slopes.is_some() { defines.flag("ALIBI") } else { defines };
             let kernel = ctx.gpu.kernel("attention", &defines)?;
-            Ok((variant, ctx.gpu.bind(&kernel, &bindings)?))
+            Ok((variant, ctx.gpu.bind(&kernel, &bindings)?, shape.num_heads / way.heads))
         };
-        Ok(Attention {
-            label: label.into(),
-            bound: shape.variants(ctx.class).iter().map(bind).collect::<Result<_, _>>()?,
-            parts: shape.parts(),
-        })
+        Ok(Attention { label: label.into(), bound: ways.iter().map(bind).collect::<Result<_, _>>()?, tokens })
+    }
+
+    /// What a step's work is to be cut for.
+    pub fn cut(&self) -> AttentionCut {
+        let parts = self.bound.first().map_or(1, |(.., parts)| *parts);
+        AttentionCut { tokens_per_workgroup: self.tokens, parts }
     }
 
     /// One dispatch for each kind of work that there is.
     pub fn record(&self, recording: &mut Recording, counts: WorkCounts) {
-        for (variant, bound) in &self.bound {
+        for (variant, bound, parts) in &self.bound {
             let items = match variant {
                 Variant::Single => counts.single,
                 Variant::Several => counts.several,
                 Variant::Merge => counts.merges,
             };
-            recording.dispatch(self.label.clone(), bound, items * self.parts);
+            recording.dispatch(self.label.clone(), bound, items * parts);
         }
     }
 }
@@ -347,32 +372,4 @@ pub fn reference(
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workgroups_hold_whole_divisors_of_a_group_and_few_accumulators() {
-        let check = |heads, kv_heads, head_dim, expect| {
-            let shape = Shape {
-                num_heads: heads,
-                num_kv_heads: kv_heads,
-                head_dim,
-                kv: KvFormat::F16,
-                softcap: None,
-                has_sinks: false,
-            };
-            let got = (shape.heads_per_workgroup(), shape.tokens_per_workgroup(Class::Subgroup(8)));
-            assert_eq!(got, expect, "{heads}/{kv_heads}");
-        };
-        check(9, 3, 64, (3, 2));
-        check(8, 8, 64, (1, 8));
-        check(14, 2, 64, (7, 1));
-        check(32, 8, 128, (4, 1));
-        check(32, 32, 256, (1, 2));
-        check(32, 2, 64, (8, 1));
-        check(11, 1, 64, (1, 8));
-    }
 }

@@ -26,6 +26,7 @@
 //! | [`latent_write`] | the compressed rows of latent attention into the cache, and its queries |
 //! | [`heads_norm`] | q and k norms over all heads together, or with a gain for each head |
 //! | [`attention`] | PagedAttention over the block tables |
+//! | [`attention_way`] | ways to compute attention that give the same bits |
 //! | [`attention_work`] | how a step's attention is cut into workgroups |
 //! | [`logit_cap`] | logits scaled and bounded by a soft cap |
 //! | [`canary`] | marks of what was written to each slot, and their check |
@@ -57,6 +58,7 @@
 use crate::gpu::Defines;
 
 pub mod attention;
+pub mod attention_way;
 pub mod attention_work;
 pub mod canary;
 pub mod combine;

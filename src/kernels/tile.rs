@@ -1,4 +1,4 @@
-//! The ways to compute a product that give the same bits, and which one each product takes.
+//! The ways to compute a product that give the same bits, and which one each product, and each kernel of attention, takes.
 //!
 //! Guarantees: whatever is chosen, an output is one f32 accumulator over k ascending, in the same precision: only who
 //! computes which rows and tokens, and how many loads are shared, differs. The first candidate of a product is what its
@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use super::attention::Variant;
+use super::attention_way::{AttentionKey, Way};
 use super::matmul::{self, Ends, Fusion, Precision};
 use super::pack::{BLOCK_ROWS, Format};
 use super::{Class, GROUP, stride};
@@ -111,22 +113,23 @@ impl ProductKey {
     }
 }
 
-/// Which way each product takes, by its key's text; and which products asked.
+/// Which way each product and each kernel of attention takes, by its key's text; and which asked.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
     chosen: BTreeMap<String, String>,
     asked: BTreeMap<String, ProductKey>,
+    asked_attention: BTreeMap<String, AttentionKey>,
 }
 
 impl Choices {
     /// Key and tile as text; a key with its shape counts more than [one without](ProductKey::general). What is no candidate when it is asked for is as if it were not there.
     pub fn new(chosen: BTreeMap<String, String>) -> Choices {
-        Choices { chosen, asked: BTreeMap::new() }
+        Choices { chosen, ..Choices::default() }
     }
 
-    /// One way for one product, whoever asks: for measuring it.
-    pub fn only(key: &ProductKey, tile: Tile) -> Choices {
-        Choices::new(BTreeMap::from([(key.to_string(), tile.to_string())]))
+    /// One way for one key, whoever asks: for measuring it.
+    pub fn only(key: &impl std::fmt::Display, way: impl std::fmt::Display) -> Choices {
+        Choices::new(BTreeMap::from([(key.to_string(), way.to_string())]))
     }
 
     /// The product's way; notes that it asked.
@@ -140,6 +143,20 @@ impl Choices {
         tile.unwrap_or(prior)
     }
 
+    /// The way of a kernel of attention; notes that it asked.
+    pub fn take_attention(&mut self, key: &AttentionKey, class: Class) -> Way {
+        let name = key.to_string();
+        let chosen = self.chosen.get(&name);
+        let way = chosen.and_then(|chosen| key.candidates(class).into_iter().find(|way| way.to_string() == *chosen));
+        self.asked_attention.insert(name, *key);
+        way.unwrap_or_else(|| key.prior(class))
+    }
+
+    /// Kernels of attention that asked and have ways.
+    pub fn asked_attention(&self) -> Vec<AttentionKey> {
+        self.asked_attention.values().copied().filter(|key| key.variant != Variant::Merge).collect()
+    }
+
     /// Products that asked, those of few tokens first.
     pub fn asked(&self) -> Vec<ProductKey> {
         let mut asked: Vec<ProductKey> = self.asked.values().copied().collect();
@@ -151,6 +168,7 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::attention::Shape;
     use crate::model::dtype::DType;
     use crate::model::spec::Activation;
 
@@ -209,5 +227,21 @@ mod tests {
         let mut none = Choices::default();
         assert_eq!(none.take(&key, class, true), prior);
         assert_eq!(none.asked(), [key]);
+    }
+
+    #[test]
+    fn attention_takes_what_was_chosen_for_it_alone() {
+        let (kv, softcap) = (crate::kernels::kv_layout::KvFormat::F16, None);
+        let shape = Shape { num_heads: 9, num_kv_heads: 3, head_dim: 64, kv, softcap, has_sinks: false };
+        let class = Class::Subgroup(8);
+        let [single, several] = [Variant::Single, Variant::Several].map(|variant| shape.key(variant, false));
+        let other = several.candidates(class)[1];
+        let mut choices = Choices::only(&several, other);
+        assert_eq!(choices.take_attention(&several, class), other);
+        assert_eq!(choices.take_attention(&single, class), single.prior(class));
+        assert_eq!(choices.take_attention(&shape.key(Variant::Several, true), class), several.prior(class));
+        assert_eq!(choices.asked_attention().len(), 3);
+        let impossible = Way { heads: 2, ..other };
+        assert_eq!(Choices::only(&several, impossible).take_attention(&several, class), several.prior(class));
     }
 }

@@ -162,6 +162,10 @@ fn of_heads(class: Class, found: &mut Vec<(String, Defines)>) {
                 if shape.can_quantise(class) {
                     found.extend(shape.kernels(class, true));
                 }
+                // Ways know nothing of what else the kernel does.
+                if kv == KvFormat::F16 && !has_sinks && softcap.is_none() && matches!(class, Class::Subgroup(8 | 32)) {
+                    found.extend(shape.candidate_kernels(class, shape.can_quantise(class)));
+                }
                 if has_texels && kv == KvFormat::F16 {
                     found.extend(shape.texel_kernels(class, false));
                     if shape.can_quantise(class) {

@@ -1,12 +1,14 @@
-//! `kvasir bench kernels --tune-report`: the ways to compute SmolLM2's products on this adapter, their times, and which is
-//! taken.
+//! `kvasir bench kernels --tune-report`: the ways to compute SmolLM2's products and attention on this adapter, their times,
+//! and which is taken.
 
 use crate::cli::error::{CliError, CliResult, Exit};
 use crate::cli::out;
 use crate::gpu::Gpu;
+use crate::kernels::attention::{Shape, Variant};
+use crate::kernels::kv_layout::KvFormat;
 use crate::kernels::matmul::{COLUMNS, Ends, Fusion, Precision};
 use crate::kernels::tile::ProductKey;
-use crate::kernels::tune::{self, Candidate, Outcome};
+use crate::kernels::tune::{self, Candidate, Outcome, TuneKey};
 use crate::kernels::{Class, DeviceClass, PackedMatrix};
 use crate::model::dtype::DType;
 use crate::model::spec::Activation;
@@ -16,8 +18,8 @@ use std::time::Duration;
 /// Far more than it takes: nothing is left out.
 const BUDGET: Duration = Duration::from_secs(1800);
 
-/// Products of one token, then of more, in the types and fusions of SmolLM2-135M's Q4_1 file.
-fn keys(gpu: &Gpu, only: &str) -> Vec<ProductKey> {
+/// Products of one token, then of more, in the types and fusions of SmolLM2-135M's Q4_1 file; then its attention.
+fn keys(gpu: &Gpu, only: &str) -> Vec<TuneKey> {
     let class = Class::of(gpu.caps());
     let fused = |is_normed, ends| match Fusion::is_possible(class) {
         true => Fusion { is_normed, ends },
@@ -42,7 +44,12 @@ fn keys(gpu: &Gpu, only: &str) -> Vec<ProductKey> {
             ProductKey { format: format(dtype, k), precision, n, k, fusion, tokens }
         })
     };
-    COLUMNS.into_iter().flat_map(key).filter(|key| key.to_string().contains(only)).collect()
+    let shape =
+        Shape { num_heads: 9, num_kv_heads: 3, head_dim: 64, kv: KvFormat::F16, softcap: None, has_sinks: false };
+    let attention = |variant| TuneKey::Attention(shape.key(variant, shape.can_quantise(class)));
+    let products = COLUMNS.into_iter().flat_map(key).map(TuneKey::Product);
+    let all = products.chain([Variant::Single, Variant::Several].map(attention));
+    all.filter(|key| key.to_string().contains(only)).collect()
 }
 
 /// Measures and prints.
@@ -61,8 +68,8 @@ pub fn run(gpu: &Gpu, only: &str, as_json: bool) -> CliResult {
 
 fn json_of(outcome: &Outcome) -> Value {
     let ways = outcome.candidates.iter();
-    let ways = ways.map(|c| json!({ "way": c.tile.to_string(), "us": c.us, "banned": c.ban })).collect::<Vec<Value>>();
-    json!({ "product": outcome.key.to_string(), "chosen": outcome.chosen.to_string(), "ways": ways })
+    let ways = ways.map(|c| json!({ "way": c.way, "us": c.us, "banned": c.ban })).collect::<Vec<Value>>();
+    json!({ "product": outcome.key.to_string(), "chosen": outcome.chosen, "ways": ways })
 }
 
 fn text_of(found: &[Outcome]) -> String {
@@ -71,7 +78,7 @@ fn text_of(found: &[Outcome]) -> String {
         for (i, candidate) in outcome.candidates.iter().enumerate() {
             rows.push(vec![
                 if i == 0 { outcome.key.to_string() } else { String::new() },
-                candidate.tile.to_string(),
+                candidate.way.clone(),
                 candidate.us.map_or_else(String::new, |us| format!("{us:.1}")),
                 note(outcome, candidate, i == 0),
             ]);
@@ -84,7 +91,7 @@ fn note(outcome: &Outcome, candidate: &Candidate, is_prior: bool) -> String {
     let prior = if is_prior { "prior" } else { "" };
     match &candidate.ban {
         Some(ban) => format!("banned: {ban}"),
-        None if candidate.tile == outcome.chosen => format!("{prior} chosen").trim().to_string(),
+        None if candidate.way == outcome.chosen => format!("{prior} chosen").trim().to_string(),
         None => prior.into(),
     }
 }
@@ -99,10 +106,11 @@ mod tests {
         let format = Format::of(DType::Q4_1);
         let key = ProductKey { format, precision: Precision::I8, n: 64, k: 64, fusion: Fusion::default(), tokens: 1 };
         let tiles = key.candidates(Class::Subgroup(8), true);
-        let candidate = |i: usize, us, ban: Option<&str>| Candidate { tile: tiles[i], us, ban: ban.map(String::from) };
+        let candidate =
+            |i: usize, us, ban: Option<&str>| Candidate { way: tiles[i].to_string(), us, ban: ban.map(String::from) };
         let candidates =
             vec![candidate(0, Some(10.0), None), candidate(1, Some(7.0), None), candidate(2, None, Some("other bits"))];
-        let outcome = Outcome { key, candidates, chosen: tiles[1] };
+        let outcome = Outcome { key: TuneKey::Product(key), candidates, chosen: tiles[1].to_string() };
         let text = text_of(std::slice::from_ref(&outcome));
         let line = |tile: usize| text.lines().find(|l| l.contains(&format!("{} ", tiles[tile]))).unwrap().to_string();
         assert!(line(0).ends_with("prior") && line(1).ends_with("chosen"), "{text}");

@@ -17,7 +17,7 @@ use super::shapes::{self, StepShape, attention_shape, kv_layout, norm_buffers, n
 use super::weights::{LayerWeights, ModelWeights, NormWeights, Part};
 use crate::batch::BlockCopy;
 use crate::gpu::{Buffer, BufferSlice, BufferUse, Gpu, Recording, Streamed};
-use crate::kernels::attention::{self, Attention};
+use crate::kernels::attention::{self, Attention, AttentionCut};
 use crate::kernels::context::{Activations, KernelContext, RowCount, RowOutput};
 use crate::kernels::copy_blocks::CopyBlocks;
 use crate::kernels::embed::Embed;
@@ -89,7 +89,8 @@ pub struct Forward {
     pub logits_stride: u32,
     pub max_logits: u32,
     pub kv: KvBuffers,
-    /// With the products that asked.
+    pub attention_cut: AttentionCut,
+    /// With the products and kernels of attention that asked.
     pub choices: Choices,
 }
 
@@ -251,7 +252,7 @@ impl Builder<'_> {
         let latent = layers().filter_map(|l| l.latent.as_ref()).flat_map(|l| l.input_forms(self));
         let normed = qkv.chain(latent).chain(layers().flat_map(|l| l.ffn.input_forms(self)));
         let attended = self.forms_of(layers().map(|l| self.input_forms(&l.o.matrix)));
-        let attention = self.attention_shape();
+        let attention = attention_shape(self.spec, self.cfg);
         // What attention cannot quantise itself is quantised from f32.
         let is_latent = spec.block.latent.is_some();
         let attended = if attended.i8 && (attended.f32 || is_latent || !attention.can_quantise(self.class)) {
@@ -304,10 +305,6 @@ impl Builder<'_> {
             qk_norm: self.spec.qk_norm == QkNorm::Head,
             kv: self.cfg.kv,
         }
-    }
-
-    fn attention_shape(&self) -> attention::Shape {
-        attention_shape(self.spec, self.cfg)
     }
 
     fn layer(
@@ -518,7 +515,7 @@ impl Builder<'_> {
         scratch: &Scratch,
         (k_cache, v_cache): (&BufferSlice, &BufferSlice),
     ) -> Result<Attention, LoadError> {
-        let (shape, window) = (self.attention_shape(), self.spec.windows[l]);
+        let (shape, window) = (attention_shape(self.spec, self.cfg), self.spec.windows[l]);
         let group = self.groups.layers[l].group;
         // Attention writes one form; i8 from f32 is a kernel of its own.
         let own = scratch.latent.as_ref().map(|latent| RowOutput::F32(&latent.attended));
@@ -576,6 +573,7 @@ impl Builder<'_> {
             embed,
             positions: positions.map(|p| Embed::positions(&mut self.context(), p, &scratch.x)).transpose()?,
             residual,
+            attention_cut: layers.first().map_or(AttentionCut::WHOLE, |layer| layer.attention.cut()),
             layers,
             logit_cap: match has_cap {
                 true => Some(LogitCap::new(&mut self.context(), cap, &logits_all)?),

@@ -224,7 +224,7 @@ impl WgpuExecutor {
             meta,
             meta_words: Vec::new(),
             work: AttentionWork::default(),
-            work_limits: shapes::work_limits(&gpu, &spec, &cfg),
+            work_limits: shapes::work_limits(&gpu, &spec, &cfg, forward.attention_cut),
             loras,
             lora_work: LoraWork::default(),
             recording: Recording::new("step"),

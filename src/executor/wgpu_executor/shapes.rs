@@ -3,11 +3,12 @@
 use super::weights::NormWeights;
 use super::{ExecutorConfig, LoraLimits};
 use crate::gpu::{Buffer, BufferSlice, Gpu};
+use crate::kernels::attention::{self, AttentionCut};
 use crate::kernels::attention_work::{AttentionWork, Take, WorkCounts, WorkLimits};
 use crate::kernels::kv_layout::KvLayout;
 use crate::kernels::lora_work::{LoraShape, LoraWork, TILE_TOKENS};
 use crate::kernels::norm::Kind;
-use crate::kernels::{Class, DeviceClass, attention, step_meta};
+use crate::kernels::{DeviceClass, step_meta};
 use crate::memory;
 use crate::model::spec::{ModelSpec, NormKind};
 
@@ -113,12 +114,12 @@ pub fn meta_words(spec: &ModelSpec, cfg: &ExecutorConfig, groups: u64, attention
     step_meta::HEADER_WORDS as u64 + tokens * per_token + rows * per_row + work + loras
 }
 
-pub fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig) -> WorkLimits {
-    let shape = attention_shape(spec, cfg);
+/// What the step's attention is cut for, which its kernels were bound for.
+pub fn work_limits(gpu: &Gpu, spec: &ModelSpec, cfg: &ExecutorConfig, cut: AttentionCut) -> WorkLimits {
     let slots = attention_slots(spec, cfg, gpu.caps().max_binding_bytes);
     WorkLimits {
-        tokens_per_workgroup: shape.tokens_per_workgroup(Class::of(gpu.caps())),
-        parts: shape.parts(),
+        tokens_per_workgroup: cut.tokens_per_workgroup,
+        parts: cut.parts,
         parallel: DeviceClass::of(gpu.caps()).parallel_workgroups(),
         max_slots: u32::try_from(slots).unwrap_or(u32::MAX),
         // The layer that sees most.

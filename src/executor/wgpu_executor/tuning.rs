@@ -1,4 +1,4 @@
-//! Measuring a model's products when it is first loaded on an adapter, and using what was found.
+//! Measuring a model's products and attention when it is first loaded on an adapter, and using what was found.
 //!
 //! Guarantees: at most [`FIRST_START`] of a load goes into measuring; what was not reached is measured at later loads. What
 //! was found is used only if a short prefill and decode with it take at most 1 % longer than without. A fault while
@@ -13,10 +13,12 @@ use super::{ExecutorConfig, WgpuExecutor};
 use crate::batch::{RowSampling, StepBatch};
 use crate::executor::{ExecError, Executor, LoadError, LoadProgress};
 use crate::gpu::Gpu;
+use crate::kernels::attention::AttentionCut;
+use crate::kernels::attention_work::WorkLimits;
 use crate::kernels::feed::Feed;
 use crate::kernels::tile::ProductKey;
 use crate::kernels::tune::table::{Adapter, Entry, Table, is_shipped};
-use crate::kernels::tune::{self, Outcome};
+use crate::kernels::tune::{self, Outcome, TuneKey};
 use crate::kernels::{Choices, DeviceClass};
 use crate::model::Model;
 use crate::protocol::SamplingParams;
@@ -77,7 +79,7 @@ impl WgpuExecutor {
             TuneMode::Never => return Ok(executor),
             TuneMode::Again => AGAIN,
         };
-        let mut keys = executor.products();
+        let mut keys = executor.tune_keys();
         keys.retain(|key| !table.products.contains_key(&key.to_string()));
         if keys.is_empty() {
             return Ok(executor);
@@ -105,13 +107,22 @@ impl WgpuExecutor {
         self.forward.choices.asked()
     }
 
+    /// All that has ways: the products of few tokens, attention, then other products.
+    pub fn tune_keys(&self) -> Vec<TuneKey> {
+        let products = self.products().into_iter();
+        let (few, many): (Vec<ProductKey>, Vec<ProductKey>) = products.partition(|key| key.tokens == 1);
+        let attention = self.forward.choices.asked_attention().into_iter().map(TuneKey::Attention);
+        let few = few.into_iter().map(TuneKey::Product);
+        few.chain(attention).chain(many.into_iter().map(TuneKey::Product)).collect()
+    }
+
     /// Measures, and takes over what holds for whole steps as well.
-    fn tune(&mut self, keys: &[ProductKey], budget: Duration, mut table: Table) -> Result<Table, LoadError> {
+    fn tune(&mut self, keys: &[TuneKey], budget: Duration, mut table: Table) -> Result<Table, LoadError> {
         let mut found: Vec<Outcome> = Vec::new();
         tune::tune(&self.gpu, keys, budget, &mut |outcome| found.push(outcome))?;
         for outcome in &found {
-            for (tile, ban) in outcome.candidates.iter().filter_map(|c| Some((c.tile, c.ban.as_ref()?))) {
-                tracing::warn!("the kernel {tile} of {} is not used: {ban}", outcome.key);
+            for (way, ban) in outcome.candidates.iter().filter_map(|c| Some((&c.way, c.ban.as_ref()?))) {
+                tracing::warn!("the kernel {way} of {} is not used: {ban}", outcome.key);
             }
         }
         let before = table.choices();
@@ -125,7 +136,7 @@ impl WgpuExecutor {
         tracing::info!("a short run takes {:.1} ms with measured kernels, {:.1} ms without", 1e3 * tuned, 1e3 * usual);
         if !keeps(usual, tuned) {
             for outcome in &mut found {
-                outcome.chosen = outcome.candidates.first().map_or(outcome.chosen, |prior| prior.tile);
+                outcome.candidates.first().iter().for_each(|prior| outcome.chosen.clone_from(&prior.way));
             }
             table.products.extend(found.iter().map(|outcome| (outcome.key.to_string(), Entry::of(outcome))));
             self.rebind(before)?;
@@ -140,6 +151,8 @@ impl WgpuExecutor {
         let weights = (&self.weights, &self.loras);
         self.forward = Forward::new(&self.gpu, sizes, &self.cfg, weights, &self.meta, (choices, Some(kv)))?;
         self.feed = Feed::new(&self.gpu, &self.meta.whole(), &self.forward.sampled.whole())?;
+        let AttentionCut { tokens_per_workgroup, parts } = self.forward.attention_cut;
+        self.work_limits = WorkLimits { tokens_per_workgroup, parts, ..self.work_limits };
         self.warm_up()?;
         Ok(())
     }

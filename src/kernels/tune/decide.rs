@@ -23,6 +23,13 @@ pub struct Decision {
     pub chosen: usize,
 }
 
+impl Decision {
+    /// Of a key that has one way.
+    pub fn only() -> Decision {
+        Decision { us: vec![None], bans: vec![None], chosen: 0 }
+    }
+}
+
 /// The prior keeps its place unless another way takes at most this share of its time.
 pub const MIN_WIN: f64 = 0.95;
 const ROUNDS: usize = 3;

@@ -59,7 +59,7 @@ impl Adapter {
     }
 }
 
-/// What was found about a product, in text.
+/// What was found about a key, in text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub chosen: String,
@@ -73,9 +73,9 @@ impl Entry {
     pub fn of(outcome: &Outcome) -> Entry {
         let candidates = || outcome.candidates.iter();
         Entry {
-            chosen: outcome.chosen.to_string(),
-            us: candidates().filter_map(|c| Some((c.tile.to_string(), c.us?))).collect(),
-            banned: candidates().filter_map(|c| Some((c.tile.to_string(), c.ban.clone()?))).collect(),
+            chosen: outcome.chosen.clone(),
+            us: candidates().filter_map(|c| Some((c.way.clone(), c.us?))).collect(),
+            banned: candidates().filter_map(|c| Some((c.way.clone(), c.ban.clone()?))).collect(),
         }
     }
 }
@@ -85,7 +85,7 @@ impl Entry {
 pub struct Table {
     version: u32,
     pub adapter: Adapter,
-    /// By the product's key as text.
+    /// By the key of a product, or of a kernel of attention, as text.
     pub products: BTreeMap<String, Entry>,
 }
 

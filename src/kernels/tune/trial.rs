@@ -23,7 +23,7 @@ const TOLERANCE: f32 = 1e-4;
 const REPEATS: usize = 3;
 
 /// Small deterministic random words (xorshift).
-struct Random(u32);
+pub(super) struct Random(pub u32);
 
 impl Random {
     fn word(&mut self) -> u32 {
@@ -34,7 +34,7 @@ impl Random {
     }
 
     /// In -1..1.
-    fn unit(&mut self) -> f32 {
+    pub fn unit(&mut self) -> f32 {
         (self.word() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 }
@@ -192,22 +192,6 @@ impl<'a> Trial<'a> {
         self.run(matmul, (rows, 1), &outputs)
     }
 
-    /// Output that is the same each time and has no NaN.
-    fn steady_output(&self, matmul: &Matmul) -> Result<Vec<Vec<u8>>, String> {
-        let first = self.output(matmul)?;
-        for _ in 1..REPEATS {
-            if self.output(matmul)? != first {
-                return Err("gives other bits when it is repeated".into());
-            }
-        }
-        // The second output is bytes.
-        let is_finite = |bytes: &Vec<u8>| bytemuck::pod_collect_to_vec::<u8, f32>(bytes).iter().all(|v| v.is_finite());
-        if ![&first[0], &first[2]].into_iter().all(is_finite) {
-            return Err("gives numbers that are not finite".into());
-        }
-        Ok(first)
-    }
-
     /// The sums of the prior against the CPU's, for the first rows of the weights.
     fn check_sums(&self) -> Result<(), String> {
         let key = ProductKey { fusion: Fusion::default(), ..self.key };
@@ -224,14 +208,38 @@ impl<'a> Trial<'a> {
         let x: Vec<f32> = self.x_values.chunks_exact(row).take(tokens).flat_map(|x| x[..k].to_vec()).collect();
         let want = reference(&w, &x, k);
         let got = (0..tokens).flat_map(|t| &y[t * n..][..checked]);
-        let largest = want.iter().fold(0f32, |most, v| most.max(v.abs())).max(f32::MIN_POSITIVE);
-        let error = got.zip(&want).fold(0f32, |most, (a, b)| most.max((a - b).abs())) / largest;
-        if error <= TOLERANCE {
-            Ok(())
-        } else {
-            Err(format!("differs from the CPU's result by {error:e} of the largest"))
+        near(got.copied(), &want)
+    }
+}
+
+/// Output that is the same each time; those of these numbers are floats, and finite.
+pub(super) fn steady(
+    output: &mut dyn FnMut() -> Result<Vec<Vec<u8>>, String>,
+    floats: &[usize],
+) -> Result<Vec<Vec<u8>>, String> {
+    let first = output()?;
+    for _ in 1..REPEATS {
+        if output()? != first {
+            return Err("gives other bits when it is repeated".into());
         }
     }
+    let is_finite = |bytes: &Vec<u8>| bytemuck::pod_collect_to_vec::<u8, f32>(bytes).iter().all(|v| v.is_finite());
+    if !floats.iter().all(|&i| is_finite(&first[i])) {
+        return Err("gives numbers that are not finite".into());
+    }
+    Ok(first)
+}
+
+/// Whether the prior gives what the CPU does.
+pub(super) fn near(got: impl Iterator<Item = f32>, want: &[f32]) -> Result<(), String> {
+    let largest = want.iter().fold(0f32, |most, v| most.max(v.abs())).max(f32::MIN_POSITIVE);
+    let error = got.zip(want).fold(0f32, |most, (a, b)| most.max((a - b).abs())) / largest;
+    if error <= TOLERANCE { Ok(()) } else { Err(format!("differs from the CPU's result by {error:e} of the largest")) }
+}
+
+/// Whether a way gives what the prior gave.
+pub(super) fn alike(expected: &[Vec<u8>], output: &[Vec<u8>]) -> Result<(), String> {
+    if expected == output { Ok(()) } else { Err("gives other bits than the class's own way".into()) }
 }
 
 /// Tokens of a timed run.
@@ -247,15 +255,15 @@ fn checked_rows(key: &ProductKey) -> u32 {
 impl Measured for Ways<'_, '_> {
     fn check(&mut self, way: usize) -> Result<(), String> {
         let matmul = self.bound[way].as_ref().map_err(String::clone)?;
-        let output = self.trial.steady_output(matmul)?;
+        // The second output is bytes.
+        let output = steady(&mut || self.trial.output(matmul), &[0, 2])?;
         match &self.trial.expected {
             None => {
                 self.trial.check_sums()?;
                 self.trial.expected = Some(output);
                 Ok(())
             }
-            Some(expected) if *expected == output => Ok(()),
-            Some(_) => Err("gives other bits than the class's own way".into()),
+            Some(expected) => alike(expected, &output),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvasir::executor::wgpu_executor::{TuneMode, Tuning};
+use kvasir::kernels::tune::TuneKey;
 use kvasir::kernels::tune::table::{Adapter, Table};
 use kvasir::kernels::{Choices, Class, DeviceClass};
 
@@ -50,12 +51,21 @@ fn every_way_that_the_tuner_may_choose_gives_the_same_logits() {
         let want = bits(&mut executor, &case);
         let caps = executor.gpu().caps();
         let (class, pairs) = (Class::of(caps), DeviceClass::of(caps).multiplies_pairs);
-        let ways: Vec<_> = executor.products().iter().map(|key| (*key, key.candidates(class, pairs))).collect();
+        let ways_of = |key: &TuneKey| -> Vec<String> {
+            match key {
+                TuneKey::Product(key) => key.candidates(class, pairs).iter().map(ToString::to_string).collect(),
+                TuneKey::Attention(key) => key.candidates(class).iter().map(ToString::to_string).collect(),
+            }
+        };
+        let keys = executor.tune_keys();
+        let num_attention = keys.iter().filter(|key| matches!(key, TuneKey::Attention(_))).count();
+        assert_eq!(num_attention, 2, "{}: attention of one token and of several", case.name);
+        let ways: Vec<_> = keys.iter().map(|key| (key.to_string(), ways_of(key))).collect();
         let most = ways.iter().map(|(_, tiles)| tiles.len()).max().unwrap_or(0);
         assert!(most > 1, "{}: nothing to choose", case.name);
         for i in 1..most {
             let chosen: BTreeMap<String, String> =
-                ways.iter().filter_map(|(key, tiles)| Some((key.to_string(), tiles.get(i)?.to_string()))).collect();
+                ways.iter().filter_map(|(key, ways)| Some((key.clone(), ways.get(i)?.clone()))).collect();
             let mut executor = open(Choices::new(chosen)).expect("an adapter as before");
             assert!(bits(&mut executor, &case) == want, "{}: way {i} gives other bits", case.name);
         }
@@ -92,7 +102,7 @@ fn what_was_measured_is_kept_and_used_at_the_next_load() {
         assert!(entry.us.is_empty() || entry.us.contains_key(&entry.chosen), "{key}: {entry:?}");
     }
     let (mut executor, phases) = open(TuneMode::Auto).expect("an adapter as before");
-    let is_complete = executor.products().iter().all(|key| table.products.contains_key(&key.to_string()));
+    let is_complete = executor.tune_keys().iter().all(|key| table.products.contains_key(&key.to_string()));
     assert!(!is_complete || !phases.contains(&"Measuring kernels"), "all is known: {phases:?}");
     assert!(bits(&mut executor, &case) == want, "kernels of the table give other bits");
 }
