@@ -128,9 +128,8 @@ impl Ahead {
 }
 
 impl WgpuExecutor {
-    /// Whether the step that is likely to come next is submitted while one runs; never from the start. A software adapter,
-    /// which computes on the cores that plan, gains nothing from it. Layers in host memory are sent for steps that are asked
-    /// for only. No bit of a result depends on it.
+    /// Whether the step that is likely to come next is submitted while one runs; never from the start. Layers in host memory
+    /// are sent for steps that are asked for only. No bit of a result depends on it, but with cooperative matrices.
     pub fn set_steps_ahead(&mut self, mode: StepsAhead) {
         self.ahead.mode = if self.streamed_bytes() == 0 { mode } else { StepsAhead::Never };
     }
