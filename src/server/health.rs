@@ -4,6 +4,7 @@ use super::app::{App, Caller, unix_seconds};
 use super::error::{ApiError, ApiResult};
 use super::parse::{self, JsonBody, ModelQuery, QueryFields};
 use crate::protocol::{Decoding, EngineEvent, GenerateRequest, OwnerTag, SamplingParams, StopRules};
+use crate::telemetry::{RequestState, StepRecord, Telemetry};
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
@@ -39,10 +40,15 @@ pub struct ReplicaLoad {
     pub dp_rank: u32,
     pub num_running_reqs: u32,
     pub num_waiting_reqs: u32,
+    /// Tokens that waiting requests have to compute. What the prefix cache has of them is known when they join, and is
+    /// counted until then.
+    pub num_waiting_uncached_tokens: u32,
     pub num_total_reqs: u32,
     pub num_used_tokens: u32,
     pub max_total_num_tokens: u32,
     pub token_usage: f64,
+    /// Generated tokens per second over the last steps, ten seconds of them at most; 0 while nothing runs.
+    pub gen_throughput: f64,
     pub cache_hit_rate: f64,
     pub utilization: f64,
     pub max_running_requests: u32,
@@ -129,11 +135,14 @@ pub async fn loads(
     let (served, _) = app.fleet.find(query.model.as_deref())?;
     let model = served.loaded()?;
     let snapshot = served.engine.telemetry().snapshot();
-    let (mut running, mut waiting) = (0, 0);
+    let (mut running, mut waiting, mut waiting_tokens) = (0, 0, 0);
     for request in &snapshot.requests {
         match request.state {
-            crate::telemetry::RequestState::Finished => {}
-            crate::telemetry::RequestState::Waiting { .. } => waiting += 1,
+            RequestState::Finished => {}
+            RequestState::Waiting { .. } => {
+                waiting += 1;
+                waiting_tokens += (request.prompt_tokens + request.output_tokens).saturating_sub(request.num_computed);
+            }
             _ => running += 1,
         }
     }
@@ -144,15 +153,29 @@ pub async fn loads(
         dp_rank: 0,
         num_running_reqs: running,
         num_waiting_reqs: waiting,
+        num_waiting_uncached_tokens: waiting_tokens,
         num_total_reqs: running + waiting,
         num_used_tokens: used,
         max_total_num_tokens: total,
         token_usage: share(f64::from(used), f64::from(total)),
+        gen_throughput: if running > 0 { gen_throughput(&served.engine.telemetry()) } else { 0.0 },
         cache_hit_rate: share(kv.hit_tokens as f64, kv.query_tokens as f64),
         utilization: share(f64::from(running), f64::from(model.max_num_seqs)),
         max_running_requests: model.max_num_seqs,
     };
     Ok(Json(ReplicaLoads { timestamp: unix_seconds(), dp_rank_count: 1, loads: vec![load] }))
+}
+
+/// Tokens per second that the steps of the last ten seconds sampled, of at most 512 steps.
+fn gen_throughput(telemetry: &Telemetry) -> f64 {
+    let (records, _) = telemetry.records_after(telemetry.snapshot().step.checked_sub(512));
+    let end_us = |record: &StepRecord| record.t0_us + u64::from(record.total_us);
+    let Some(end) = records.last().map(|last| end_us(last)) else { return 0.0 };
+    let recent = records.iter().filter(|record| record.t0_us + 10_000_000 >= end);
+    let begin = recent.clone().map(|record| record.t0_us).next().unwrap_or(end);
+    let tokens =
+        recent.flat_map(|record| &record.rows).map(|row| row.forced.len() + usize::from(row.sampled.is_some()));
+    if end > begin { tokens.sum::<usize>() as f64 * 1e6 / (end - begin) as f64 } else { 0.0 }
 }
 
 pub async fn is_sleeping() -> Json<Sleeping> {

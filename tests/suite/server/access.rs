@@ -233,3 +233,18 @@ fn a_key_has_a_limit_of_its_own() {
     let _other = open(&server, "b");
     server.wait_until("another key", |server| server.get("/load").json()["server_load"] == 4);
 }
+
+#[test]
+fn routers_are_told_what_runs_waits_and_comes_out() {
+    let (server, _first) = busy(9, 9);
+    let _waiting = [open(&server, "a"), open(&server, "b")];
+    let load = |server: &TestServer| server.get("/v1/loads").json()["loads"][0].clone();
+    server.wait_until("two that wait", |server| load(server)["num_waiting_reqs"] == 2);
+    let load = load(&server);
+    assert_eq!((&load["num_running_reqs"], &load["num_total_reqs"]), (&1.into(), &3.into()));
+    // A prompt of one token each.
+    assert_eq!(load["num_waiting_uncached_tokens"], 2);
+    // A step of 20 ms gives one token, whatever else it takes.
+    let rate = load["gen_throughput"].as_f64().expect("a number");
+    assert!(rate > 0.0 && rate <= 50.0, "{load}");
+}
