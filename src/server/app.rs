@@ -14,6 +14,7 @@ use crate::protocol::OwnerTag;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::watch;
 
 /// Shared by all requests.
 pub type App = Arc<AppState>;
@@ -28,6 +29,8 @@ pub struct AppState {
     /// When the server started, in seconds since 1970.
     pub created: u64,
     is_draining: AtomicBool,
+    /// True when what still runs has to end.
+    is_out_of_time: watch::Sender<bool>,
     under_way: Mutex<UnderWay>,
 }
 
@@ -44,6 +47,7 @@ struct UnderWay {
 #[derive(Clone)]
 struct NamedRuns {
     names: Vec<String>,
+    owner: u64,
     model: Arc<Model>,
     ids: Vec<RequestId>,
 }
@@ -67,6 +71,7 @@ impl AppState {
             responses: ResponseStore::default(),
             created: unix_seconds(),
             is_draining: AtomicBool::new(false),
+            is_out_of_time: watch::Sender::new(false),
             under_way: Mutex::new(UnderWay::default()),
         })
     }
@@ -100,10 +105,12 @@ impl AppState {
         lock(&self.under_way).total
     }
 
-    /// Aborts the requests that go by these names, or all; how many there were.
-    pub fn abort(&self, names: Option<&[String]>) -> usize {
+    /// Aborts those of a caller's requests that go by these names, or all of them; how many there were.
+    pub fn abort(&self, caller: &Caller, names: Option<&[String]>) -> usize {
+        let owner = self.owner(caller);
         let under_way = lock(&self.under_way);
-        let is_meant = |runs: &&NamedRuns| names.is_none_or(|names| runs.names.iter().any(|name| names.contains(name)));
+        let is_named = |runs: &NamedRuns| names.is_none_or(|names| runs.names.iter().any(|name| names.contains(name)));
+        let is_meant = |runs: &&NamedRuns| runs.owner == owner && is_named(runs);
         let meant: Vec<NamedRuns> = under_way.runs.values().filter(is_meant).cloned().collect();
         drop(under_way);
         for runs in &meant {
@@ -115,6 +122,21 @@ impl AppState {
     /// From now on new work is refused.
     pub fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
+    }
+
+    /// Whose things a caller may see and end: where keys are checked those of its own key, else everybody's.
+    pub fn owner(&self, caller: &Caller) -> u64 {
+        if self.options.api_keys.is_empty() { 0 } else { caller.owner }
+    }
+
+    /// Ends what still runs with an error.
+    pub fn end_all(&self) {
+        self.is_out_of_time.send_replace(true);
+    }
+
+    /// Turns true when what still runs has to end.
+    pub fn out_of_time(&self) -> watch::Receiver<bool> {
+        self.is_out_of_time.subscribe()
     }
 
     pub fn is_draining(&self) -> bool {
@@ -161,8 +183,9 @@ pub struct UnderWayGuard {
 
 impl UnderWayGuard {
     /// Says by which names its runs can be aborted.
-    pub fn name(&mut self, names: [String; 2], runs: Vec<RequestId>) {
-        let runs = NamedRuns { names: names.to_vec(), model: self.model.clone(), ids: runs };
+    pub fn name(&mut self, caller: &Caller, response_id: &str, runs: Vec<RequestId>) {
+        let names = vec![caller.request_id.clone(), response_id.to_owned()];
+        let runs = NamedRuns { names, owner: self.app.owner(caller), model: self.model.clone(), ids: runs };
         lock(&self.app.under_way).runs.insert(self.number, runs);
     }
 }

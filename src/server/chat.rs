@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use super::answer::AnswerParser;
-use super::app::{App, Caller, new_id, unix_seconds};
+use super::app::{App, Caller, unix_seconds};
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
 use super::generation::Generation;
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields of chats that the engine cannot honour, with the values that mean nothing.
-const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 8] = [
+const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 11] = [
     ("functions", is_empty_list),
     ("function_call", |value| value == "none"),
     ("modalities", |value| *value == json!(["text"])),
@@ -37,6 +37,9 @@ const UNSUPPORTED_IN_CHAT: [(&str, fn(&Value) -> bool); 8] = [
     ("web_search_options", |_| false),
     ("store", |value| *value == false),
     ("documents", is_empty_list),
+    ("verbosity", |value| value == "medium"),
+    ("media_io_kwargs", prepare::is_empty),
+    ("thinking_token_budget", |_| false),
 ];
 
 /// Everything about a request but its runs.
@@ -57,7 +60,7 @@ pub async fn create(
     JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
     let prepared = prepare_off_thread(&app, &caller, value).await?;
-    let id = new_id("chatcmpl-");
+    let id = prepare::answer_id("chatcmpl-", &prepared.fields)?;
     let stream = prepared.fields.stream == Some(true);
     let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let writer = Writer::new(id, prepared);

@@ -1,6 +1,6 @@
 //! `POST /v1/completions`.
 
-use super::app::{App, Caller, new_id, unix_seconds};
+use super::app::{App, Caller, unix_seconds};
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
 use super::generation::Generation;
@@ -43,7 +43,7 @@ pub async fn create(
     JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
     let prepared = prepare_off_thread(&app, &caller, value).await?;
-    let id = new_id("cmpl-");
+    let id = prepare::answer_id("cmpl-", &prepared.fields)?;
     let stream = prepared.fields.stream == Some(true);
     let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let n = prepared.num_choices();

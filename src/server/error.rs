@@ -145,7 +145,10 @@ impl ApiError {
             RunError::TokenOutOfRange { .. } => Self::invalid(prompt_field, error.to_string()),
             RunError::PromptTooLong { prompt, max_model_len } => Self::invalid(
                 prompt_field,
-                format!("{}; the prompt has {prompt} tokens", context_limit(*max_model_len)),
+                format!(
+                    "{}, one of them for the answer; the prompt has {prompt} tokens",
+                    context_limit(*max_model_len)
+                ),
             )
             .with_code("context_length_exceeded"),
             RunError::ContextExceeded { needed, max_model_len } => Self::invalid(

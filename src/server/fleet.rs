@@ -319,7 +319,7 @@ impl Model {
 
     /// Whether it is out of memory until someone asks for it.
     pub fn is_unloaded(&self) -> bool {
-        self.on_demand.is_some() && matches!(self.engine.status(), EngineStatus::NoModel)
+        self.on_demand.is_some() && matches!(self.engine.status(), EngineStatus::NoModel | EngineStatus::Failed { .. })
     }
 
     /// Whether it came and went since the server started.
@@ -394,14 +394,17 @@ impl Model {
     async fn load(&self) -> Result<(), (FailureKind, String)> {
         let Some(on_demand) = &self.on_demand else { return Ok(()) };
         lock(&self.usage).is_in = true;
-        if !matches!(self.engine.status(), EngineStatus::Loading { .. }) {
+        let begins = !matches!(self.engine.status(), EngineStatus::Loading { .. });
+        if begins {
             tracing::info!("loading {}", self.label());
-            self.num_loads.fetch_add(1, Ordering::Relaxed);
             self.engine.load(on_demand.request.clone());
         }
         let failure = loop {
             match self.engine.status() {
-                EngineStatus::Ready(_) => return Ok(()),
+                EngineStatus::Ready(_) => {
+                    self.num_loads.fetch_add(u64::from(begins), Ordering::Relaxed);
+                    return Ok(());
+                }
                 EngineStatus::Loading { .. } => tokio::time::sleep(POLL_INTERVAL).await,
                 EngineStatus::Failed { kind, message, .. } => break (kind, message),
                 EngineStatus::NoModel => break (FailureKind::Engine, "the load was cancelled".into()),

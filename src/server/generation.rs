@@ -8,15 +8,17 @@ use super::fleet::ModelUse;
 use super::metrics::RunMeter;
 use super::traces::RequestSpan;
 use crate::engine::Run;
-use crate::protocol::{EngineEvent, GenerateRequest, OutputRules};
+use crate::protocol::{EngineEvent, GenerateRequest, OutputRules, RunError};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use tokio::sync::watch;
 
 /// One or several runs under way.
 pub struct Generation {
     runs: Vec<(Run, RunMeter)>,
     /// The run to look at first, so that none waits behind a busy one.
     next: usize,
+    out_of_time: watch::Receiver<bool>,
     /// Counts the request as under way, and gives its runs names to be aborted by.
     _guard: UnderWayGuard,
     /// The model stays loaded.
@@ -48,8 +50,9 @@ impl Generation {
             }
         }
         let ids = runs.iter().map(|(run, _)| run.id()).collect();
-        guard.name([caller.request_id.clone(), response_id.to_owned()], ids);
-        Ok(Generation { runs, next: 0, _guard: guard, _model: model.clone(), span })
+        guard.name(caller, response_id, ids);
+        let out_of_time = app.out_of_time();
+        Ok(Generation { runs, next: 0, out_of_time, _guard: guard, _model: model.clone(), span })
     }
 
     /// The request of the first run in telemetry.
@@ -57,9 +60,27 @@ impl Generation {
         self.runs.first().map(|(run, _)| run.id().0)
     }
 
-    /// The next event of any run, with the run's index; `None` when all have ended.
+    /// The next event of any run, with the run's index; `None` when all have ended. When the server has to end, the run
+    /// that would be looked at next fails, which is the end of the answer.
     pub async fn recv(&mut self) -> Option<(usize, EngineEvent)> {
-        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+        let mut out_of_time = self.out_of_time.clone();
+        tokio::select! {
+            biased;
+            event = std::future::poll_fn(|cx| self.poll_recv(cx)) => event,
+            Ok(_) = out_of_time.wait_for(|is_out| *is_out) => {
+                let event = EngineEvent::Failed { error: RunError::ShutDown };
+                let i = self.next;
+                self.observe(i, &event);
+                Some((i, event))
+            }
+        }
+    }
+
+    fn observe(&mut self, i: usize, event: &EngineEvent) {
+        self.runs[i].1.observe(event);
+        if let Some(span) = &mut self.span {
+            span.observe(event);
+        }
     }
 
     /// An event that is there already.
@@ -75,13 +96,9 @@ impl Generation {
         let num_runs = self.runs.len();
         let mut is_over = true;
         for i in (0..num_runs).map(|i| (self.next + i) % num_runs) {
-            let (run, meter) = &mut self.runs[i];
-            match run.poll_recv(cx) {
+            match self.runs[i].0.poll_recv(cx) {
                 Poll::Ready(Some(event)) => {
-                    meter.observe(&event);
-                    if let Some(span) = &mut self.span {
-                        span.observe(&event);
-                    }
+                    self.observe(i, &event);
                     self.next = (i + 1) % num_runs;
                     return Poll::Ready(Some((i, event)));
                 }

@@ -77,11 +77,15 @@ fn in_shape_of(path: &str, response: Response) -> Response {
     Response::from_parts(parts, body.expect("an error holds strings only").into())
 }
 
+/// An id that a client may choose: 1 to 200 visible ASCII characters.
+pub fn is_plain_id(id: &str) -> bool {
+    !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.chars().all(|c| c.is_ascii_graphic())
+}
+
 /// The client's id where it is short and plain, else a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let is_plain = |id: &&str| !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.chars().all(|c| c.is_ascii_graphic());
-    given.filter(is_plain).map_or_else(|| new_id("req-"), str::to_owned)
+    given.filter(|id| is_plain_id(id)).map_or_else(|| new_id("req-"), str::to_owned)
 }
 
 /// The key as OpenAI's clients or as Anthropic's send it.
@@ -127,13 +131,14 @@ fn check_host(app: &App, request: &Request) -> Option<ApiError> {
         return None;
     }
     let is_allowed = |host: &str| {
-        let name = match host.strip_prefix('[') {
-            Some(rest) => rest.split(']').next().unwrap_or_default(),
-            None => host.split(':').next().unwrap_or_default(),
+        let (name, port) = match host.strip_prefix('[') {
+            Some(rest) => rest.split_once(']').unwrap_or((rest, "")),
+            None => host.split_at(host.find(':').unwrap_or(host.len())),
         };
+        let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|n| n.chars().all(|c| c.is_ascii_digit()));
         let is_local = name.eq_ignore_ascii_case("localhost")
             || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-        is_local || app.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
+        is_port && (is_local || app.options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name)))
     };
     let named = request.headers().get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let authority = request.uri().authority().map(|authority| authority.as_str());

@@ -61,7 +61,7 @@ pub struct Sleeping {
 
 #[derive(Clone, Debug, Default, Deserialize, ToSchema)]
 pub struct AbortFields {
-    /// Ids of requests or answers; all where nothing is said.
+    /// Ids of requests or answers; all of the caller's key where nothing is said.
     pub request_ids: Option<Vec<String>>,
 }
 
@@ -191,12 +191,13 @@ pub async fn reset_prefix_cache(State(app): State<App>) -> ApiResult<Response> {
     Ok(StatusCode::OK.into_response())
 }
 
-/// Aborts requests by the id of the request or of the answer; all where none is named.
+/// Aborts requests by the id of the request or of the answer; all where none is named. Where keys are checked, those of
+/// the caller's key.
 pub async fn abort_requests(
     State(app): State<App>,
-    Extension(_): Extension<Caller>,
+    Extension(caller): Extension<Caller>,
     JsonBody(value): JsonBody,
 ) -> ApiResult<Json<Aborted>> {
     let fields: AbortFields = parse::fields(&value)?;
-    Ok(Json(Aborted { num_aborted: app.abort(fields.request_ids.as_deref()) }))
+    Ok(Json(Aborted { num_aborted: app.abort(&caller, fields.request_ids.as_deref()) }))
 }

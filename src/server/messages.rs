@@ -5,7 +5,9 @@ use super::blocks::{Block, BlockEvent, Blocks};
 use super::chat;
 use super::error::{ApiError, ApiResult};
 use super::parse::{self, JsonBody};
+use super::prepare::is_empty_list;
 use super::reducer::{Delta, Finish, Tally};
+use super::responses::response_format;
 use super::sse::{self, Encode};
 use super::wire::StopCause;
 use super::wire::messages::{
@@ -17,11 +19,15 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Json, Response};
 use serde_json::{Map, Value, json};
 
+/// Fields that are known and not supported, with the values that mean nothing.
+const UNSUPPORTED: [(&str, fn(&Value) -> bool); 2] = [("mcp_servers", is_empty_list), ("container", |_| false)];
+
 pub async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
+    parse::refuse(&value, &UNSUPPORTED)?;
     let fields: MessagesFields = parse::fields(&value)?;
     let limit: MessagesLimit = parse::fields(&value)?;
     let prepared = chat::prepare_off_thread(&app, &caller, chat_body(&fields, Some(limit))?).await?;
@@ -81,6 +87,9 @@ fn chat_body(fields: &MessagesFields, limit: Option<MessagesLimit>) -> ApiResult
         ("chat_template_kwargs", thinking(fields.thinking.as_ref())),
     ];
     fields_of_chat.into_iter().for_each(|(name, value)| body[name] = value);
+    if let Some(format) = fields.output_config.as_ref().and_then(|config| config.format.as_ref()) {
+        body["response_format"] = response_format(format);
+    }
     if let Some(tools) = &fields.tools {
         body["tools"] = tools.iter().map(tool).collect::<ApiResult<Vec<Value>>>()?.into();
     }

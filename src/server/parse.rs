@@ -99,11 +99,18 @@ async fn whole(body: Body, max_bytes: usize) -> ApiResult<Bytes> {
 
 /// The JSON object that the bytes are.
 pub fn object(bytes: &[u8]) -> ApiResult<Value> {
-    let value: Value =
-        serde_json::from_slice(bytes).map_err(|e| ApiError::bad_request(format!("the body is not valid JSON: {e}")))?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|e| ApiError::bad_request(fault_of_json(&e)))?;
     match value {
         Value::Object(_) => Ok(value),
         _ => Err(ApiError::bad_request("the body must be a JSON object")),
+    }
+}
+
+fn fault_of_json(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.strip_prefix("recursion limit exceeded") {
+        Some(place) => format!("the body is nested too deeply (127 levels are read){place}"),
+        None => format!("the body is not valid JSON: {text}"),
     }
 }
 

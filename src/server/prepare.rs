@@ -3,9 +3,10 @@
 //! Guarantees: what is out of range names its field; nothing reaches the queue that the engine would refuse.
 //! The stages of sampling run in this order: penalties, bias, temperature, top-k, top-p, min-p.
 
-use super::app::Caller;
+use super::app::{Caller, new_id};
 use super::error::{ApiError, ApiResult};
 use super::fleet::ModelUse;
+use super::guard::is_plain_id;
 use super::wire::{EarlyStoppingField, EarlyStoppingWord, SamplingFields, StopField};
 use crate::engine::handle::LoadedModel;
 use crate::ids::TokenId;
@@ -19,10 +20,29 @@ const MAX_CHOICES: u32 = 128;
 const BIAS_LIMIT: f32 = 100.0;
 
 /// Fields that both endpoints know and the engine cannot honour, with the values that mean nothing.
-pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 2] = [
+pub const UNSUPPORTED: [(&str, fn(&serde_json::Value) -> bool); 7] = [
+    ("kv_transfer_params", is_empty),
+    ("logits_processors", is_empty),
+    ("mm_processor_kwargs", is_empty),
+    ("repetition_detection", |_| false),
+    ("return_tokens_as_token_ids", |value| *value == false),
     ("spaces_between_special_tokens", |value| value.is_boolean()),
     ("service_tier", |value| value == "auto" || value == "default"),
 ];
+
+/// The id of an answer: as the client wants it, else a new one.
+pub fn answer_id(beginning: &str, fields: &SamplingFields) -> ApiResult<String> {
+    match &fields.request_id {
+        Some(id) if is_plain_id(id) => Ok(format!("{beginning}{id}")),
+        Some(_) => Err(ApiError::invalid("request_id", "request_id must be 1 to 200 visible ASCII characters")),
+        None => Ok(new_id(beginning)),
+    }
+}
+
+/// True for `[]` and `{}`.
+pub fn is_empty(value: &serde_json::Value) -> bool {
+    is_empty_list(value) || value.as_object().is_some_and(serde_json::Map::is_empty)
+}
 
 /// True for `[]`.
 pub fn is_empty_list(value: &serde_json::Value) -> bool {

@@ -201,9 +201,13 @@ fn of_operators() -> Vec<Endpoint> {
             .refuses(&[409]),
         Endpoint::post("/reset_prefix_cache", "Forgets prefixes that are not pinned", health::reset_prefix_cache)
             .refuses(&[503]),
-        Endpoint::post("/abort_requests", "Aborts requests by name, or all", health::abort_requests)
-            .takes::<AbortFields>()
-            .answers::<Aborted>(),
+        Endpoint::post(
+            "/abort_requests",
+            "Aborts requests of the caller's key by name, or all of them",
+            health::abort_requests,
+        )
+        .takes::<AbortFields>()
+        .answers::<Aborted>(),
         Endpoint::get("/openapi.json", "This document", openapi::show).answers::<OpenApiDocument>(),
     ]
 }

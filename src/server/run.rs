@@ -153,6 +153,12 @@ where
         ended = &mut server => return fault(ended),
         () = drain(&app, &*num_stops) => {}
     }
+    // What has had its time is told so.
+    app.end_all();
+    let ended = Instant::now() + CLOSE_TIMEOUT;
+    while app.num_under_way() > 0 && Instant::now() < ended {
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
     if let Some(tracer) = &app.tracer {
         tracer.flush().await;
     }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// Says which request of the step records an answer is.
 const ENGINE_REQUEST: HeaderName = HeaderName::from_static("x-kvasir-request");
@@ -92,6 +93,8 @@ async fn pump(
     (sender, is_cut_off): (mpsc::Sender<Bytes>, Arc<AtomicBool>),
     (keep_alive, slow_client_timeout): (Duration, Duration),
 ) {
+    // Events that say nothing to the client do not put it off.
+    let mut speaks_at = Instant::now() + keep_alive;
     loop {
         let mut out = String::new();
         let is_over = tokio::select! {
@@ -115,12 +118,13 @@ async fn pump(
                 }
             }
             () = sender.closed() => return,
-            () = tokio::time::sleep(keep_alive) => {
+            () = tokio::time::sleep_until(speaks_at) => {
                 out.push_str(": keep-alive\n\n");
                 false
             }
         };
         if !out.is_empty() {
+            speaks_at = Instant::now() + keep_alive;
             match tokio::time::timeout(slow_client_timeout, sender.send(out.into())).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return,

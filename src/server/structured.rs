@@ -178,7 +178,11 @@ fn with_lists(
     model: &LoadedModel,
     grammar: Option<Box<dyn TokenConstraint>>,
 ) -> ApiResult<Option<Box<dyn TokenConstraint>>> {
-    let allowed = fields.allowed_token_ids.as_deref().filter(|ids| !ids.is_empty());
+    if fields.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
+        let message = "allowed_token_ids must not be empty: no token could follow";
+        return Err(ApiError::invalid("allowed_token_ids", message));
+    }
+    let allowed = fields.allowed_token_ids.as_deref();
     if let Some(id) = allowed.and_then(|ids| ids.iter().find(|&&id| id >= model.vocab_size)) {
         let message =
             format!("token {id} of allowed_token_ids is outside the vocabulary of {} tokens", model.vocab_size);

@@ -7,6 +7,7 @@
 mod request;
 mod store;
 
+pub use request::response_format;
 pub use store::ResponseStore;
 
 use super::app::{App, Caller, new_id, unix_seconds};
@@ -30,9 +31,13 @@ pub async fn create(
     JsonBody(value): JsonBody,
 ) -> ApiResult<Response> {
     parse::refuse(&value, &request::UNSUPPORTED)?;
+    request::check_tools(&value)?;
     let fields: ResponsesFields = parse::fields(&value)?;
     let before = match &fields.previous_response_id {
-        Some(id) => app.responses.conversation(id).ok_or_else(|| unknown(id).with_param("previous_response_id"))?,
+        Some(id) => app
+            .responses
+            .conversation(id, app.owner(&caller))
+            .ok_or_else(|| unknown(id).with_param("previous_response_id"))?,
         None => Vec::new(),
     };
     let (body, messages) = request::chat_body(&fields, &value, before)?;
@@ -40,7 +45,7 @@ pub async fn create(
     let id = new_id("resp_");
     let (generation, reducer) = prepared.start(&app, &caller, &id)?;
     let streams = fields.stream == Some(true);
-    let kept = (fields.store != Some(false)).then(|| (app.clone(), messages));
+    let kept = (fields.store != Some(false)).then(|| (app.clone(), app.owner(&caller), messages));
     let mut writer = Writer {
         head: request::head(fields, &id, &prepared.model.name, unix_seconds()),
         id,
@@ -60,12 +65,20 @@ pub async fn create(
     Ok(Json(response).into_response())
 }
 
-pub async fn show(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<Value>> {
-    app.responses.get(&id).map(Json).ok_or_else(|| unknown(&id))
+pub async fn show(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    PathFields(id): PathFields<String>,
+) -> ApiResult<Json<Value>> {
+    app.responses.get(&id, app.owner(&caller)).map(Json).ok_or_else(|| unknown(&id))
 }
 
-pub async fn delete(State(app): State<App>, PathFields(id): PathFields<String>) -> ApiResult<Json<DeletedResponse>> {
-    match app.responses.remove(&id) {
+pub async fn delete(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    PathFields(id): PathFields<String>,
+) -> ApiResult<Json<DeletedResponse>> {
+    match app.responses.remove(&id, app.owner(&caller)) {
         true => Ok(Json(DeletedResponse { id, object: "response", deleted: true })),
         false => Err(unknown(&id)),
     }
@@ -86,8 +99,8 @@ struct Writer {
     finish: Option<Finish>,
     has_begun: bool,
     sequence: u64,
-    /// Where the response is kept, with the messages that led to it.
-    kept: Option<(App, Vec<Value>)>,
+    /// Where the response is kept and for whom, with the messages that led to it.
+    kept: Option<(App, u64, Vec<Value>)>,
 }
 
 impl Writer {
@@ -219,10 +232,10 @@ impl Writer {
 
     /// Keeps a finished response, unless the client does not want that.
     fn keep(&mut self, response: &ResponseObject) {
-        if let Some((app, mut messages)) = self.kept.take() {
+        if let Some((app, owner, mut messages)) = self.kept.take() {
             messages.extend(request::messages_of_output(&self.blocks.all));
             let response = serde_json::to_value(response).expect("a response holds strings, numbers and lists");
-            app.responses.insert(self.id.clone(), response, messages);
+            app.responses.insert((self.id.clone(), owner), response, messages);
         }
     }
 }

@@ -16,6 +16,31 @@ pub const UNSUPPORTED: [(&str, fn(&Value) -> bool); 6] = [
     ("truncation", |value| value == "disabled"),
 ];
 
+const SERVER_TOOLS: [&str; 11] = [
+    "web_search",
+    "web_search_preview",
+    "file_search",
+    "computer_use_preview",
+    "code_interpreter",
+    "image_generation",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "mcp",
+    "custom",
+];
+
+/// Tools that the server would have to bring are refused by their type, before their fields are read.
+pub fn check_tools(value: &Value) -> ApiResult<()> {
+    for (i, tool) in value["tools"].as_array().into_iter().flatten().enumerate() {
+        if let Some(kind) = tool["type"].as_str().filter(|kind| *kind != "function") {
+            let param = format!("tools[{i}].type");
+            return Err(ApiError::unsupported_kind(param, "tools", kind, SERVER_TOOLS.contains(&kind)));
+        }
+    }
+    Ok(())
+}
+
 /// The same request as a chat, and its conversation without the instructions.
 pub fn chat_body(fields: &ResponsesFields, value: &Value, before: Vec<Value>) -> ApiResult<(Value, Vec<Value>)> {
     let mut conversation = before;
@@ -148,7 +173,7 @@ fn call(id: Value, name: Value, arguments: Value) -> Value {
     json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
 }
 
-fn response_format(format: &ResponsesFormat) -> Value {
+pub fn response_format(format: &ResponsesFormat) -> Value {
     match format {
         ResponsesFormat::Text {} => json!({ "type": "text" }),
         ResponsesFormat::JsonObject {} => json!({ "type": "json_object" }),

@@ -10,10 +10,18 @@ const MAX_BYTES: usize = 64 << 20;
 
 struct Kept {
     id: String,
+    /// Who may see it.
+    owner: u64,
     response: Value,
     /// The conversation up to and with the response, as chat messages.
     messages: Vec<Value>,
     bytes: usize,
+}
+
+impl Kept {
+    fn is(&self, id: &str, owner: u64) -> bool {
+        self.id == id && self.owner == owner
+    }
 }
 
 /// The last responses; the oldest give way.
@@ -23,30 +31,30 @@ pub struct ResponseStore {
 }
 
 impl ResponseStore {
-    pub fn insert(&self, id: String, response: Value, messages: Vec<Value>) {
+    pub fn insert(&self, (id, owner): (String, u64), response: Value, messages: Vec<Value>) {
         let bytes =
             response.to_string().len() + messages.iter().map(|message| message.to_string().len()).sum::<usize>();
         let mut kept = self.lock();
-        kept.push_back(Kept { id, response, messages, bytes });
+        kept.push_back(Kept { id, owner, response, messages, bytes });
         while kept.len() > MAX_KEPT || kept.iter().map(|kept| kept.bytes).sum::<usize>() > MAX_BYTES {
             kept.pop_front();
         }
     }
 
-    pub fn get(&self, id: &str) -> Option<Value> {
-        self.lock().iter().find(|kept| kept.id == id).map(|kept| kept.response.clone())
+    pub fn get(&self, id: &str, owner: u64) -> Option<Value> {
+        self.lock().iter().find(|kept| kept.is(id, owner)).map(|kept| kept.response.clone())
     }
 
     /// What a further turn goes on from.
-    pub fn conversation(&self, id: &str) -> Option<Vec<Value>> {
-        self.lock().iter().find(|kept| kept.id == id).map(|kept| kept.messages.clone())
+    pub fn conversation(&self, id: &str, owner: u64) -> Option<Vec<Value>> {
+        self.lock().iter().find(|kept| kept.is(id, owner)).map(|kept| kept.messages.clone())
     }
 
     /// True when it was there.
-    pub fn remove(&self, id: &str) -> bool {
+    pub fn remove(&self, id: &str, owner: u64) -> bool {
         let mut kept = self.lock();
         let before = kept.len();
-        kept.retain(|kept| kept.id != id);
+        kept.retain(|kept| !kept.is(id, owner));
         kept.len() < before
     }
 

@@ -1,5 +1,6 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`.
 
+use super::responses::ResponsesFormat;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -25,6 +26,13 @@ pub struct MessagesFields {
     pub tools: Option<Vec<MessagesTool>>,
     pub tool_choice: Option<MessagesToolChoice>,
     pub thinking: Option<ThinkingField>,
+    pub output_config: Option<OutputConfig>,
+}
+
+/// How the answer is to look.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+pub struct OutputConfig {
+    pub format: Option<ResponsesFormat>,
 }
 
 /// What only answers need.

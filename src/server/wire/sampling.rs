@@ -11,6 +11,9 @@ pub struct SamplingFields {
     /// A served name; nothing is the model that is loaded.
     #[allow(dead_code, reason = "the model was opened before the other fields are read")]
     pub model: Option<String>,
+    /// The answer's id, behind its usual beginning: 1 to 200 visible ASCII characters.
+    #[schema(pattern = "^[!-~]{1,200}$")]
+    pub request_id: Option<String>,
     /// 0 takes the most likely token, the lowest id on ties.
     #[schema(minimum = 0, maximum = 100)]
     pub temperature: Option<f32>,

@@ -105,6 +105,8 @@ fn foreign_host_names_are_not_answered_on_loopback() {
         ("evil.example", 403),
         ("localhost.evil.example", 403),
         ("127.evil.example", 403),
+        ("localhost:80.evil.example", 403),
+        ("localhost:80", 200),
     ] {
         assert_eq!(server.send("GET", "/v1/models", &[("host", host)], "").status, status, "{host}");
     }
@@ -247,4 +249,31 @@ fn routers_are_told_what_runs_waits_and_comes_out() {
     // A step of 20 ms gives one token, whatever else it takes.
     let rate = load["gen_throughput"].as_f64().expect("a number");
     assert!(rate > 0.0 && rate <= 50.0, "{load}");
+}
+
+#[test]
+fn a_key_neither_sees_nor_ends_what_is_of_another() {
+    let server = start(|options| options.api_keys = vec!["first".into(), "second".into()]);
+    let of = |key: &str| ("authorization", format!("Bearer {key}"));
+    let send = |method: &str, path: &str, key: &str, body: &str| {
+        let (name, bearer) = of(key);
+        server.send(method, path, &[JSON, (name, bearer.as_str())], body)
+    };
+    let made = send("POST", "/v1/responses", "first", r#"{"input":"hi","max_output_tokens":2}"#).json();
+    let id = made["id"].as_str().expect("an id");
+    let path = format!("/v1/responses/{id}");
+    assert_eq!(send("GET", &path, "second", "").status, 404);
+    assert_eq!(send("DELETE", &path, "second", "").status, 404);
+    let follow = format!(r#"{{"input":"and?","previous_response_id":"{id}","max_output_tokens":2}}"#);
+    assert_eq!(send("POST", "/v1/responses", "second", &follow).status, 404);
+    assert_eq!(send("POST", "/v1/responses", "first", &follow).status, 200);
+
+    let mut stream = open(&server, "first");
+    server.wait_until("a running request", |server| server.engine.telemetry().snapshot().kv.used > 0);
+    assert_eq!(send("POST", "/abort_requests", "second", "{}").json()["num_aborted"], 0);
+    assert_eq!(send("POST", "/abort_requests", "first", "{}").json()["num_aborted"], 1);
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an end");
+    assert!(text.contains("\"finish_reason\":\"abort\""), "{text}");
+    assert_eq!(send("DELETE", &path, "first", "").status, 200);
 }

@@ -57,6 +57,14 @@ fn mistakes_in_chats_name_their_field() {
         (with("stop_token_ids", json!([99_999])), 400, "stop_token_ids"),
         (with("prompt_logprobs", json!(21)), 400, "prompt_logprobs"),
         (with("modalities", json!(["audio"])), 501, "modalities"),
+        (with("verbosity", json!("high")), 501, "verbosity"),
+        (with("kv_transfer_params", json!({ "do_remote_decode": true })), 501, "kv_transfer_params"),
+        (with("logits_processors", json!(["mine"])), 501, "logits_processors"),
+        (with("thinking_token_budget", json!(5)), 501, "thinking_token_budget"),
+        (with("return_tokens_as_token_ids", json!(true)), 501, "return_tokens_as_token_ids"),
+        (with("mm_processor_kwargs", json!({})), 200, ""),
+        (with("request_id", json!("two words")), 400, "request_id"),
+        (with("allowed_token_ids", json!([])), 400, "allowed_token_ids"),
         (with("chat_template", json!("{% for")), 400, "chat_template"),
         (with("stream_options", json!({ "include_usage": "yes" })), 400, "stream_options.include_usage"),
         (with("no_such_field", json!({ "a": 1 })), 200, ""),
@@ -69,6 +77,7 @@ fn mistakes_in_chats_name_their_field() {
             check(&server, "/v1/chat/completions", body, status, param);
         }
     }
+    assert_eq!(server.ok("/v1/chat/completions", &with("request_id", json!("mine-1")))["id"], "chatcmpl-mine-1");
     let mut body = with("logprobs", json!(true));
     body["top_logprobs"] = 21.into();
     check(&server, "/v1/chat/completions", body, 400, "top_logprobs");

@@ -131,6 +131,31 @@ fn a_drain_finishes_what_runs_and_refuses_what_is_new() {
 }
 
 #[test]
+fn what_outlasts_the_time_of_a_drain_is_told_so() {
+    let options = ServerOptions { shutdown_timeout: Duration::from_millis(200), ..ServerOptions::local() };
+    let fake = FakeOptions { step_delay: Duration::from_millis(10), ..FakeOptions::small() };
+    let mut server = TestServer::start(EngineHandle::start_fake(fake), options);
+    let long = json!({ "prompt": "x", "max_tokens": 1000, "ignore_eos": true });
+    let mut streaming = long.clone();
+    streaming["stream"] = true.into();
+    let mut connections = [open(&server, &streaming), open(&server, &long)];
+    server.wait_until("two that run", |server| {
+        let snapshot = server.engine.telemetry().snapshot();
+        snapshot.requests.iter().filter(|request| request.output_tokens > 0).count() == 2
+    });
+    server.stop();
+    let [stream, whole] = connections.each_mut().map(|connection| {
+        let mut text = String::new();
+        connection.read_to_string(&mut text).expect("an answer with an end");
+        text
+    });
+    assert!(stream.contains("data: {\"error\":") && stream.contains("shutting down"), "{stream}");
+    assert!(!stream.contains("[DONE]") && stream.ends_with("0\r\n\r\n"), "{stream}");
+    assert!(whole.starts_with("HTTP/1.1 503") && whole.contains("shutting down"), "{whole}");
+    server.join();
+}
+
+#[test]
 fn a_second_signal_ends_at_once() {
     let mut server = slow();
     let _running = open(&server, &json!({ "prompt": "x", "max_tokens": 1000, "ignore_eos": true }));

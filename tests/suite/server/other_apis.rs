@@ -167,4 +167,23 @@ fn responses_are_streamed_kept_and_gone_on_from() {
     let unkept = server.ok("/v1/responses", &json!({ "input": "hi", "store": false }));
     assert_eq!(server.get(&format!("/v1/responses/{}", unkept["id"].as_str().expect("an id"))).status, 404);
     assert_eq!(server.post("/v1/responses", &json!({ "input": "hi", "background": true })).status, 501);
+    let search = server.post("/v1/responses", &json!({ "input": "hi", "tools": [{ "type": "web_search" }] }));
+    assert_eq!((search.status, &search.json()["error"]["param"]), (501, &json!("tools[0].type")), "{}", search.body);
+}
+
+#[test]
+fn messages_answer_by_a_schema_and_refuse_what_they_cannot_do() {
+    let server = TestServer::fake();
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"],
+        "additionalProperties": false });
+    let format = json!({ "format": { "type": "json_schema", "schema": schema } });
+    let answer = server.ok("/v1/messages", &messages(json!({ "output_config": format, "max_tokens": 64 })));
+    let text = answer["content"][0]["text"].as_str().expect("a text");
+    let value: Value = serde_json::from_str(text).expect("JSON");
+    assert!(value["a"] == 1 || value["a"] == 2, "{text}");
+    for (field, given) in [("mcp_servers", json!([{ "type": "url" }])), ("container", json!("x"))] {
+        let refused = server.post("/v1/messages", &messages(json!({ field: given })));
+        assert_eq!(refused.status, 501, "{field}: {}", refused.body);
+    }
+    server.ok("/v1/messages", &messages(json!({ "mcp_servers": [] })));
 }

@@ -189,3 +189,22 @@ fn keep_alive_comments_fill_a_silent_stream() {
     assert!(answer.body.contains(": keep-alive\n\n"), "{}", answer.body);
     assert!(!answer.chunks().is_empty());
 }
+
+#[test]
+fn a_long_prompt_does_not_silence_its_stream() {
+    use kvasir::engine::EngineHandle;
+    use kvasir::engine::options::FakeOptions;
+    use std::time::Duration;
+    // Prefill tells its progress more often than a comment is due.
+    let fake =
+        FakeOptions { step_delay: Duration::from_millis(15), max_num_batched_tokens: 16, ..FakeOptions::small() };
+    let options = kvasir::server::ServerOptions {
+        keep_alive: Duration::from_millis(60),
+        ..kvasir::server::ServerOptions::local()
+    };
+    let server = TestServer::start(EngineHandle::start_fake(fake), options);
+    let body = json!({ "prompt": "x".repeat(400), "stream": true, "max_tokens": 1 });
+    let answer = server.post("/v1/completions", &body);
+    let before = answer.body.split("data: ").next().unwrap_or_default();
+    assert!(before.matches(": keep-alive\n\n").count() >= 2, "{}", answer.body);
+}
