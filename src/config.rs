@@ -7,6 +7,7 @@ mod lora;
 mod values;
 
 pub use lora::LoraArgs;
+pub use values::is_offline;
 
 use crate::engine::options::{CheckLevel, EngineOptions, PreemptionMode, StepLoop, TuneMode};
 use crate::ids::MIN_CONTEXT;
@@ -501,6 +502,7 @@ impl EngineArgs {
             check: if self.check_invariants { CheckLevel::EveryStep } else { CheckLevel::WhenIdle },
             tune: self.tune_mode(),
             cache_dir: cache_dir.to_path_buf(),
+            offline: is_offline(),
         })
     }
 }

@@ -21,7 +21,7 @@ pub fn counted(n: u64, noun: &str) -> String {
     format!("{} {noun}{s}", count(n))
 }
 
-/// Bytes in binary units with three significant digits: `512 KiB`, `1.5 GiB`.
+/// Memory in binary units with three significant digits: `512 KiB`, `1.5 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = n as f64;
@@ -32,6 +32,22 @@ pub fn bytes(n: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{n} B") } else { format!("{} {}", three_digits(value), UNITS[unit]) }
+}
+
+/// `1.4 GB`, `88 MB`, `512 B`: decimal units, as disks and downloads are sold.
+pub fn decimal_bytes(count: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 || value >= 99.5 {
+        format!("{value:.0} {}", units[unit])
+    } else {
+        format!("{value:.1} {}", units[unit])
+    }
 }
 
 /// The share `part / whole` as whole percent: `62 %`. A whole of 0 gives `0 %`; what is not all is never `100 %`, what
@@ -116,6 +132,13 @@ mod tests {
             assert_eq!(bytes(n), text);
         }
         assert_eq!(bytes(u64::MAX), "16384 PiB");
+    }
+
+    #[test]
+    fn files_have_decimal_sizes() {
+        for (n, text) in [(0, "0 B"), (999, "999 B"), (1_400_000_000, "1.4 GB"), (88_300_000, "88.3 MB")] {
+            assert_eq!(decimal_bytes(n), text);
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::state::*;
 use super::store::{ChatRow, Library, Store, Write};
 use super::words;
 use crate::engine::handle::EngineStatus;
-use crate::engine::options::{LoadRequest, ModelSource};
+use crate::engine::options::ModelSource;
 use crate::engine::{EngineHandle, Run};
 use crate::model::catalog::CatalogRoot;
 use crate::protocol::{
@@ -93,6 +93,7 @@ impl AppCore {
                 theme: ThemeChoice::Auto,
                 owners: Default::default(),
                 engine: options.engine.status(),
+                remote_host: options.engine.remote_host().map(str::to_owned),
                 snapshot: options.engine.telemetry().snapshot(),
                 store_health: store.health(),
                 context_full: BTreeMap::new(),
@@ -230,14 +231,6 @@ impl AppCore {
             self.state.context_counts.clear();
             models::remember_loaded(self);
         }
-    }
-
-    /// Starts loading a model with the options that the engine was started with and the policies that were chosen.
-    pub fn load_model(&mut self, source: ModelSource) {
-        let options = self.state.choices.apply(self.engine.options());
-        self.state.loaded_with = options.clone();
-        self.engine.load(LoadRequest { source, options });
-        self.state.engine = self.engine.status();
     }
 
     /// What was kept under this key, also from earlier starts.

@@ -270,6 +270,8 @@ pub struct AppState {
     pub theme: ThemeChoice,
     pub owners: OwnerPalette,
     pub engine: EngineStatus,
+    /// The server that the engine is at; `None` where it is in this process.
+    pub remote_host: Option<String>,
     pub snapshot: Arc<EngineSnapshot>,
     pub store_health: StoreHealth,
     pub context_full: BTreeMap<ChatId, ContextFull>,
@@ -312,11 +314,11 @@ pub struct DefaultModel {
 }
 
 impl DefaultModel {
-    /// "88.6 MiB to download, once", or that it is here.
+    /// "92.9 MB to download, once", or that it is here.
     pub fn cost_words(&self) -> String {
         match self.is_here {
             true => "already on this computer".into(),
-            false => format!("{} to download, once", format::bytes(self.bytes)),
+            false => format!("{} to download, once", format::decimal_bytes(self.bytes)),
         }
     }
 }

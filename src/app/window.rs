@@ -91,7 +91,9 @@ impl KvasirApp {
             app.core.apply(UiCommand::ShowWorkspace(workspace));
         }
         let source = options.model_to_load.or_else(|| actions::models::at_start(&app.core, options.demo));
-        if let Some(source) = source.filter(|_| app.core.state.model().is_none()) {
+        if let Some(source) =
+            source.filter(|_| app.core.state.model().is_none() && app.core.state.remote_host.is_none())
+        {
             actions::models::load(&mut app.core, source);
         }
         if let Some(log) = &app.frame_log {

@@ -43,7 +43,8 @@ pub fn run(args: &DoctorArgs) -> CliResult {
     let chosen = match Gpu::open(&loader::gpu_request(&options)) {
         Ok(gpu) => Some(gpu.caps().clone()),
         Err(error) => {
-            problems.push(Problem { what: error.to_string(), fix: loader::ADAPTER_FIX.into() });
+            let failure = loader::LoadFailure::from(error);
+            problems.push(Problem { what: failure.message, fix: failure.fix.unwrap_or_default() });
             None
         }
     };

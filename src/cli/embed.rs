@@ -33,9 +33,9 @@ pub struct EmbedArgs {
 }
 
 pub fn run(args: &EmbedArgs) -> CliResult {
-    let texts = match args.texts.is_empty() {
-        false => args.texts.clone(),
-        true => std::io::stdin().lock().lines().collect::<Result<Vec<_>, _>>()?,
+    let (noun, texts) = match args.texts.is_empty() {
+        false => ("text", args.texts.clone()),
+        true => ("line", std::io::stdin().lock().lines().collect::<Result<Vec<_>, _>>()?),
     };
     let session = session::open(&args.lora.on(&args.model), None, |options| {
         options.max_queue = options.max_queue.max(PIECE as u32);
@@ -50,8 +50,9 @@ pub fn run(args: &EmbedArgs) -> CliResult {
         return Err(CliError::usage(format!("--dimensions {dimensions} is more than the {size} values of a vector")));
     }
     let mut embeddings = Vec::new();
-    for piece in texts.chunks(PIECE) {
-        for (values, prompt_tokens) in embed(&session, piece, pooling)? {
+    for (piece_idx, piece) in texts.chunks(PIECE).enumerate() {
+        let place = |idx: usize| format!("{noun} {}", piece_idx * PIECE + idx + 1);
+        for (values, prompt_tokens) in embed(&session, piece, pooling, place)? {
             let values = normalised(values, args.dimensions.map(|n| n as usize));
             if args.json {
                 let index = embeddings.len();
@@ -68,21 +69,25 @@ pub fn run(args: &EmbedArgs) -> CliResult {
     Ok(Exit::Ok)
 }
 
-/// Vectors and numbers of tokens, in the order of the texts.
-fn embed(session: &session::Session, texts: &[String], pooling: Pooling) -> Result<Vec<(Vec<f32>, u32)>, CliError> {
+/// Vectors and numbers of tokens, in the order of the texts. A fault begins with the `place` of its text.
+fn embed(
+    session: &session::Session,
+    texts: &[String],
+    pooling: Pooling,
+    place: impl Fn(usize) -> String,
+) -> Result<Vec<(Vec<f32>, u32)>, CliError> {
+    let at = |idx: usize, error: CliError| CliError { message: format!("{}: {}", place(idx), error.message), ..error };
     let mut runs = Vec::with_capacity(texts.len());
-    for text in texts {
+    for (idx, text) in texts.iter().enumerate() {
         let encoded = session.model.tokenizer.encode(text, AddSpecial::Yes);
-        let prompt = encoded.map_err(|e| CliError::failure(e.to_string()))?;
+        let prompt = encoded.map_err(|e| at(idx, CliError::failure(e.to_string())))?;
         let owner = OwnerTag { id: 0, label: "embed".into() };
         let rules = OutputRules { pooling: Some(pooling), ..OutputRules::default() };
-        runs.push(session.engine.submit_with(
-            GenerateRequest { adapter: session.lora, ..GenerateRequest::embedding(owner, prompt) },
-            rules,
-        )?);
+        let request = GenerateRequest { adapter: session.lora, ..GenerateRequest::embedding(owner, prompt) };
+        runs.push(session.engine.submit_with(request, rules).map_err(|e| at(idx, e.into()))?);
     }
     let mut vectors = Vec::with_capacity(runs.len());
-    for run in runs {
+    for (idx, run) in runs.into_iter().enumerate() {
         let mut values = Vec::new();
         loop {
             interrupt::check()?;
@@ -92,7 +97,7 @@ fn embed(session: &session::Session, texts: &[String], pooling: Pooling) -> Resu
                     vectors.push((values, usage.prompt_tokens));
                     break;
                 }
-                Some(EngineEvent::Failed { error }) => return Err(error.into()),
+                Some(EngineEvent::Failed { error }) => return Err(at(idx, error.into())),
                 _ => {}
             }
         }

@@ -62,7 +62,7 @@ pub fn run(args: &EstimateArgs) -> CliResult {
                     vec!["workspace".into(), out::bytes(plan.memory.workspace_bytes)],
                     vec!["total".into(), out::bytes(plan.memory.total_bytes)],
                     vec!["swap space".into(), out::bytes(plan.host_bytes)],
-                    vec!["free now".into(), machine.available_bytes.map_or("not known".into(), out::bytes)],
+                    vec!["fits".into(), fit_words(options.gpu_memory_bytes, machine.available_bytes)],
                     vec!["context".into(), format!("{} of {} tokens", plan.max_model_len, spec.max_position)],
                 ]))?;
             }
@@ -83,6 +83,15 @@ pub fn run(args: &EstimateArgs) -> CliResult {
             Err(failure.into())
         }
         Err(failure) => Err(failure.into()),
+    }
+}
+
+/// What the figures fit in, once a plan was found.
+fn fit_words(told: Option<u64>, free: Option<u64>) -> String {
+    match (told, free) {
+        (Some(told), _) => format!("yes, in the {} of --gpu-memory-gb", out::bytes(told)),
+        (None, Some(free)) => format!("yes, in the {} that are free now", out::bytes(free)),
+        (None, None) => "not known: the free memory is not".into(),
     }
 }
 

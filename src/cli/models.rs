@@ -2,12 +2,12 @@
 
 use super::error::{CliError, CliResult, Exit};
 use super::{interrupt, out, session};
-use crate::config::{ConfigFile, Dirs};
-use crate::engine::loader::LoadFailure;
+use crate::config::{ConfigFile, Dirs, is_offline};
+use crate::engine::loader::{LoadFailure, OFFLINE_FIX};
 use crate::engine::options::ModelSource;
 use crate::model::ModelError;
 use crate::model::catalog::{self, CatalogEntry, CatalogEnv, CatalogRoot, CatalogSource};
-use crate::model::hub::{self, FetchProgress, HubAccess};
+use crate::model::hub::{self, FetchError, FetchProgress, HubAccess};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,7 +28,7 @@ pub enum ModelsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a model: org/name, org/name:quantisation, org/name@revision, or `default`
+    /// Fetch a model: org/name, org/name:quantisation, org/name@revision, or `default` (HF_HUB_OFFLINE=1: from the cache only)
     Pull {
         #[arg(value_name = "ID")]
         id: String,
@@ -135,13 +135,16 @@ fn pull(id: &str) -> CliResult {
         }
     };
     let fetched = if id == "default" || id == hub::DEFAULT_MODEL.name {
-        hub::fetch_default(&Dirs::resolve()?.cache, &mut show, &cancel)
+        hub::fetch_default(session::default_access(&Dirs::resolve()?), &mut show, &cancel)
     } else {
         hub::download(id, &access()?, &mut show, &cancel)
     };
     bar.clear();
     interrupt::check()?;
-    let path = fetched.map_err(|error| CliError::failure(error.to_string()))?;
+    let path = fetched.map_err(|error| match error {
+        FetchError::Offline { .. } => CliError::failure(error.to_string()).with_fix(OFFLINE_FIX),
+        _ => CliError::failure(error.to_string()),
+    })?;
     out::line(&path.display().to_string())?;
     Ok(Exit::Ok)
 }
@@ -159,7 +162,7 @@ fn access() -> Result<HubAccess, CliError> {
     Ok(HubAccess {
         endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| hub::DEFAULT_ENDPOINT.into()).trim_end_matches('/').into(),
         token: token.filter(|t| !t.is_empty()),
-        offline: variable("HF_HUB_OFFLINE").is_some_and(|v| v != "0"),
+        offline: is_offline(),
         cache,
     })
 }

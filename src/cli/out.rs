@@ -1,6 +1,7 @@
 //! Standard output for data, standard error for everything else; a reader that goes away ends the command quietly.
 
 use super::error::CliError;
+pub use crate::app::format::decimal_bytes as bytes;
 use std::io::{IsTerminal, Write};
 
 /// Writes text to standard output and flushes, so that a stream is seen as it comes.
@@ -29,22 +30,6 @@ pub fn note(line: &str) {
 /// True when a person reads standard error, so that progress is worth showing.
 pub fn shows_progress() -> bool {
     std::io::stderr().is_terminal()
-}
-
-/// `1.4 GB`, `88 MB`, `512 B`: decimal units, as disks and downloads are sold.
-pub fn bytes(count: u64) -> String {
-    let units = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < units.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 || value >= 99.5 {
-        format!("{value:.0} {}", units[unit])
-    } else {
-        format!("{value:.1} {}", units[unit])
-    }
 }
 
 /// `135M`, `7.2B`: parameters as model names write them.
@@ -80,10 +65,6 @@ mod tests {
 
     #[test]
     fn sizes_read_naturally() {
-        assert_eq!(
-            [bytes(0), bytes(999), bytes(1_400_000_000), bytes(88_300_000)],
-            ["0 B", "999 B", "1.4 GB", "88.3 MB"]
-        );
         assert_eq!([params(134_515_008), params(7_240_000_000)], ["135M", "7.2B"]);
     }
 

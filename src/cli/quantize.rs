@@ -64,6 +64,7 @@ pub fn run(args: &QuantizeArgs) -> CliResult {
         interrupt::presses() == 0
     });
     progress.clear();
+    interrupt::check()?;
     let written = written.map_err(LoadFailure::from)?;
     // What was written is read again, so that a fault shows here and not at the next start.
     Model::open(&args.out).map_err(LoadFailure::from)?.verify_finite().map_err(LoadFailure::from)?;

@@ -148,8 +148,24 @@ fn parse(number: usize, line: &[u8]) -> Line {
     Line { custom_id: custom_id.unwrap_or(nameless), request }
 }
 
+/// Where answers go.
+struct Output {
+    file: File,
+    path: PathBuf,
+}
+
+impl Output {
+    fn write(&mut self, answer: &Value) -> Result<(), CliError> {
+        let fault = |e| {
+            CliError::failure(format!("cannot write the answers: {e}: {}", self.path.display()))
+                .with_fix("make room there; the same command goes on where this one ended")
+        };
+        self.file.write_all(format!("{answer}\n").as_bytes()).map_err(fault)
+    }
+}
+
 /// The ids that the output has, and the output, ready for further lines. A line that was cut off is cut away.
-fn open_output(path: &Path) -> Result<(HashSet<String>, File), CliError> {
+fn open_output(path: &Path) -> Result<(HashSet<String>, Output), CliError> {
     let fault = |e: std::io::Error| CliError::usage(format!("cannot write the answers: {e}: {}", path.display()));
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fault)?;
     let mut done = HashSet::new();
@@ -171,14 +187,14 @@ fn open_output(path: &Path) -> Result<(HashSet<String>, File), CliError> {
     }
     file.set_len(whole).map_err(fault)?;
     file.seek(SeekFrom::Start(whole)).map_err(fault)?;
-    Ok((done, file))
+    Ok((done, Output { file, path: path.to_owned() }))
 }
 
 async fn answer_all(
     api: &LocalApi,
     mut pending: VecDeque<Line>,
     concurrency: usize,
-    output: &mut File,
+    output: &mut Output,
     counts: &mut Counts,
 ) -> Result<(), CliError> {
     let bar = bar(pending.len());
@@ -202,7 +218,7 @@ async fn answer_all(
             Ok(Some(Ok(answer))) => {
                 let is_good = answer["response"]["status_code"] == 200;
                 *(if is_good { &mut counts.completed } else { &mut counts.failed }) += 1;
-                output.write_all(format!("{answer}\n").as_bytes())?;
+                output.write(&answer)?;
                 bar.inc(1);
             }
         }
@@ -317,6 +333,9 @@ mod tests {
         assert!(after.starts_with(&before));
         let ids: HashSet<String> = answers(&output).iter().map(|answer| answer["custom_id"].to_string()).collect();
         assert_eq!(ids.len(), 6);
+        let file = File::open(&output).unwrap();
+        let fault = Output { file, path: output.clone() }.write(&json!({})).expect_err("it cannot be written").message;
+        assert!(fault.contains("cannot write the answers") && fault.contains("output.jsonl"), "{fault}");
         std::fs::write(&output, "a diary\n").unwrap();
         assert!(open_output(&output).is_err(), "another file is not overwritten");
     }

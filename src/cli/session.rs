@@ -3,12 +3,13 @@
 use super::args::{ModelArgs, token_lists};
 use super::error::CliError;
 use super::{interrupt, out};
-use crate::config::{ConfigFile, Dirs, EngineArgs};
+use crate::config::{ConfigFile, Dirs, EngineArgs, is_offline};
 use crate::engine::EngineHandle;
 use crate::engine::handle::{EngineStatus, LoadedModel};
 use crate::engine::loader;
 use crate::engine::options::{EngineOptions, LoadRequest, LoraModule, ModelSource};
 use crate::ids::TokenId;
+use crate::model::hub::DefaultAccess;
 use crate::protocol::{EngineEvent, OwnerTag, PinRequest, RunError};
 use crate::tokenizer::{AddSpecial, ChatTemplate, Now, RenderRequest, Tokenizer};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -136,7 +137,7 @@ impl Progress {
             return;
         }
         let bar = self.bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template("{msg} {wide_bar:.cyan} {bytes}/{total_bytes}");
+            let style = ProgressStyle::with_template("{msg} {wide_bar:.cyan} {decimal_bytes}/{decimal_total_bytes}");
             ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
         bar.set_message(phase.to_string());
@@ -185,12 +186,18 @@ pub fn template_of_model(model: Option<&str>) -> Result<Arc<ChatTemplate>, CliEr
 pub fn local_path(model: Option<&str>) -> Result<std::path::PathBuf, CliError> {
     let source = source(model, &config()?)?;
     let mut progress = Progress::default();
-    let path = loader::locate(&source, &Dirs::resolve()?.cache, &mut |p| {
+    let dirs = Dirs::resolve()?;
+    let path = loader::locate(&source, default_access(&dirs), &mut |p| {
         progress.show(p.phase, p.done, p.total);
         interrupt::presses() == 0
     });
     progress.clear();
     Ok(path?)
+}
+
+/// Where the default model is kept, and whether it may be fetched.
+pub fn default_access(dirs: &Dirs) -> DefaultAccess<'_> {
+    DefaultAccess { cache_dir: &dirs.cache, offline: is_offline() }
 }
 
 /// The prompt of a conversation: the template renders it, special tokens included.

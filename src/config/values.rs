@@ -22,6 +22,11 @@ pub(super) const VICTIM_POLICIES: [(&str, VictimPolicy); 3] = [
     ("priority", VictimPolicy::Priority),
 ];
 
+/// Whether `HF_HUB_OFFLINE` forbids to fetch models.
+pub fn is_offline() -> bool {
+    std::env::var_os("HF_HUB_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0")
+}
+
 /// A size in GiB as bytes.
 pub(super) fn gib(name: &'static str, given: Option<f64>, default: f64) -> Result<u64, ConfigError> {
     let size = given.unwrap_or(default);

@@ -71,6 +71,7 @@ pub(crate) fn engine_options(fake: &FakeOptions) -> EngineOptions {
         tune: TuneMode::Never,
         // Nothing is fetched for the simulation.
         cache_dir: std::path::PathBuf::new(),
+        offline: true,
     }
 }
 

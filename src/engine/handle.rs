@@ -282,6 +282,8 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     options: EngineOptions,
     next_id: AtomicU64,
+    /// The server that runs are sent to.
+    remote_host: Option<String>,
 }
 
 impl EngineHandle {
@@ -303,19 +305,8 @@ impl EngineHandle {
         let shared = Arc::new(Shared::new(options.max_queue));
         let (commands, queue) = sync_channel(COMMAND_QUEUE);
         let thread = thread::spawn(shared.clone(), commands.clone(), queue, loader);
-        EngineHandle::of(shared, commands, thread, options, 1)
-    }
-
-    /// A handle on the thread that takes `commands`, whose runs are numbered from `first_id`.
-    fn of(
-        shared: Arc<Shared>,
-        commands: SyncSender<Command>,
-        thread: JoinHandle<()>,
-        options: EngineOptions,
-        first_id: u64,
-    ) -> EngineHandle {
-        let (thread, next_id) = (Mutex::new(Some(thread)), AtomicU64::new(first_id));
-        EngineHandle { inner: Arc::new(Inner { shared, commands, thread, options, next_id }) }
+        let (thread, next_id) = (Mutex::new(Some(thread)), AtomicU64::new(1));
+        EngineHandle { inner: Arc::new(Inner { shared, commands, thread, options, next_id, remote_host: None }) }
     }
 
     /// Checks a request in full and queues it. A request without a seed draws one here. Choice c of the run is request

@@ -13,7 +13,7 @@ use super::placing;
 use super::text_side::{self, TextSide};
 use crate::executor::{Executor, LoadError};
 use crate::gpu::{Gpu, GpuBackend, GpuError, GpuRequest};
-use crate::model::hub::{self, FetchProgress, FetchStage};
+use crate::model::hub::{self, DefaultAccess, FetchError, FetchProgress, FetchStage};
 use crate::model::{Model, ModelError};
 use crate::tokenizer::Tokenizer;
 use sha2::{Digest, Sha256};
@@ -85,13 +85,18 @@ impl LoadFailure {
 
 impl From<ModelError> for LoadFailure {
     fn from(error: ModelError) -> Self {
+        let kind = match &error {
+            ModelError::Write { .. } => FailureKind::Engine,
+            _ => FailureKind::Model,
+        };
         let fix = match &error {
             ModelError::NotFound { .. } => Some("`kvasir models` lists the models on this machine"),
             ModelError::Malformed { .. } => Some("download the model again"),
             ModelError::Unsupported { .. } => Some("`kvasir models` shows which models on this machine can be run"),
+            ModelError::Write { .. } => Some("make room there, or name a folder that can be written"),
             ModelError::Io { .. } => None,
         };
-        LoadFailure { kind: FailureKind::Model, message: error.to_string(), fix: fix.map(String::from) }
+        LoadFailure { kind, message: error.to_string(), fix: fix.map(String::from) }
     }
 }
 
@@ -99,6 +104,7 @@ impl From<GpuError> for LoadFailure {
     fn from(error: GpuError) -> Self {
         let (kind, fix) = match &error {
             GpuError::NoAdapter(_) | GpuError::NoDevice(_) => (FailureKind::NoAdapter, Some(ADAPTER_FIX)),
+            GpuError::NoSuchAdapter(_) => (FailureKind::NoAdapter, Some(NAME_FIX)),
             GpuError::NoMatrixUnits(_) => (FailureKind::NoAdapter, Some(MATRIX_FIX)),
             GpuError::OutOfMemory { .. } | GpuError::BindingTooLarge { .. } => {
                 (FailureKind::DoesNotFit, Some(MEMORY_FIX))
@@ -120,6 +126,9 @@ impl From<LoadError> for LoadFailure {
     }
 }
 
+/// What helps where adapters have other names than the one that was asked for.
+const NAME_FIX: &str = "give --adapter a part of one of these names, or leave it out for the best";
+
 /// What helps where cooperative matrices cannot be used.
 const MATRIX_FIX: &str =
     "leave --matrix-units out, or choose an adapter that has them (`kvasir doctor --json` shows features)";
@@ -128,6 +137,10 @@ const MATRIX_FIX: &str =
 const MEMORY_FIX: &str = "tell the adapter's memory with --gpu-memory-gb, so that what fits is planned (`kvasir estimate` shows \
                           the figures), lower --max-model-len or --max-num-seqs, or choose a smaller or more strongly \
                           quantised model";
+
+/// What helps when nothing may be fetched.
+pub const OFFLINE_FIX: &str =
+    "unset HF_HUB_OFFLINE, or name a model that is on this machine (`kvasir models` lists them)";
 
 /// The adapter that the options ask for.
 pub fn gpu_request(options: &EngineOptions) -> GpuRequest {
@@ -153,14 +166,18 @@ pub fn open_gpu(options: &EngineOptions) -> Result<Gpu, GpuError> {
 }
 
 /// The model's place on this machine, downloading the default model on first use.
-pub fn locate(source: &ModelSource, cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
+pub fn locate(
+    source: &ModelSource,
+    access: DefaultAccess<'_>,
+    on_progress: OnProgress<'_>,
+) -> Result<PathBuf, LoadFailure> {
     match source {
         ModelSource::Path(path) => Ok(path.clone()),
-        ModelSource::Default => fetch_default(cache_dir, on_progress),
+        ModelSource::Default => fetch_default(access, on_progress),
     }
 }
 
-fn fetch_default(cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
+fn fetch_default(access: DefaultAccess<'_>, on_progress: OnProgress<'_>) -> Result<PathBuf, LoadFailure> {
     let cancel = AtomicBool::new(false);
     let mut report = |progress: FetchProgress| {
         let phase = match progress.stage {
@@ -172,9 +189,12 @@ fn fetch_default(cache_dir: &Path, on_progress: OnProgress<'_>) -> Result<PathBu
             cancel.store(true, Ordering::Relaxed);
         }
     };
-    hub::fetch_default(cache_dir, &mut report, &cancel).map_err(|error| {
-        LoadFailure::new(FailureKind::Download, error.to_string())
-            .with_fix("try again, or open a model file that is already on this machine (`kvasir models` lists them)")
+    hub::fetch_default(access, &mut report, &cancel).map_err(|error| {
+        let fix = match error {
+            FetchError::Offline { .. } => OFFLINE_FIX,
+            _ => "try again, or open a model file that is already on this machine (`kvasir models` lists them)",
+        };
+        LoadFailure::new(FailureKind::Download, error.to_string()).with_fix(fix)
     })
 }
 
@@ -190,7 +210,7 @@ pub fn read_text_side(path: &Path) -> Result<TextSide, LoadFailure> {
 
 /// Loads a model: everything but the steps themselves.
 pub fn load(request: &LoadRequest, on_progress: OnProgress<'_>) -> Result<Loaded, LoadFailure> {
-    let path = locate(&request.source, &request.options.cache_dir, on_progress)?;
+    let path = locate(&request.source, request.options.default_access(), on_progress)?;
     go_on(on_progress, "Reading the model")?;
     let model = Model::open(&path)?;
     model.warnings().iter().for_each(|w| tracing::warn!("{w}"));

@@ -3,6 +3,7 @@
 pub use crate::executor::wgpu_executor::TuneMode;
 use crate::executor::wgpu_executor::{CANARY_BYTES, KvFormat, LoraLimits};
 use crate::memory::KvTokenBytes;
+use crate::model::hub::DefaultAccess;
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 
 pub use crate::scheduler::PreemptionMode;
@@ -196,9 +197,16 @@ pub struct EngineOptions {
     pub tune: TuneMode,
     /// Receives the default model when it is fetched, and what was measured.
     pub cache_dir: PathBuf,
+    /// Nothing is fetched: `HF_HUB_OFFLINE`.
+    pub offline: bool,
 }
 
 impl EngineOptions {
+    /// Where the default model comes from.
+    pub fn default_access(&self) -> DefaultAccess<'_> {
+        DefaultAccess { cache_dir: &self.cache_dir, offline: self.offline }
+    }
+
     /// How keys and values are stored.
     pub fn kv_format(&self) -> KvFormat {
         match self.kv_cache_dtype {

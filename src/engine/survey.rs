@@ -22,7 +22,7 @@ pub struct Survey {
 
 /// Reads the headers of a model, downloading the default model on first use.
 pub fn survey(request: &LoadRequest, machine: Machine, on_progress: OnProgress<'_>) -> Result<Survey, LoadFailure> {
-    let path = loader::locate(&request.source, &request.options.cache_dir, on_progress)?;
+    let path = loader::locate(&request.source, request.options.default_access(), on_progress)?;
     let model = Model::open(&path)?;
     let options = loras::resolved(&model, &request.options)?;
     let plan = memory_plan::plan(&model, &options, machine)?;

@@ -336,7 +336,7 @@ fn named<'a>(adapters: &'a [wgpu::Adapter], wanted: &str) -> Result<&'a wgpu::Ad
     let found = adapters.iter().find(|a| a.get_info().name.to_lowercase().contains(&wanted_lower));
     found.ok_or_else(|| {
         let names: Vec<String> = adapters.iter().map(|a| format!("`{}`", a.get_info().name)).collect();
-        GpuError::NoAdapter(format!("No adapter's name contains `{wanted}`; there are {}", names.join(", ")))
+        GpuError::NoSuchAdapter(format!("No adapter's name contains `{wanted}`; there are {}", names.join(", ")))
     })
 }
 

@@ -8,6 +8,9 @@ pub enum GpuError {
     /// The message says what to install or which names exist.
     #[error("{0}")]
     NoAdapter(String),
+    /// There are adapters, none of the name that was asked for; the message lists them.
+    #[error("{0}")]
+    NoSuchAdapter(String),
     #[error("the adapter gave no device: {0}")]
     NoDevice(String),
     /// Cooperative matrices were asked for; the message names the adapter and says what is wrong with its.

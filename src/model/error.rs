@@ -16,6 +16,8 @@ pub enum ModelError {
     Unsupported { path: PathBuf, fault: String },
     #[error("the file cannot be read: {source} ({})", .path.display())]
     Io { path: PathBuf, source: std::io::Error },
+    #[error("the file cannot be written: {source} ({})", .path.display())]
+    Write { path: PathBuf, source: std::io::Error },
 }
 
 impl ModelError {
@@ -33,6 +35,10 @@ impl ModelError {
 
     pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
         ModelError::Io { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn write(path: &Path, source: std::io::Error) -> Self {
+        ModelError::Write { path: path.to_owned(), source }
     }
 }
 

@@ -70,9 +70,9 @@ pub fn quantise_folder(
     partial.push(".partial");
     let partial = Path::new(&partial);
     let write = || {
-        std::fs::create_dir_all(partial).map_err(|e| ModelError::io(partial, e))?;
+        std::fs::create_dir_all(partial).map_err(|e| ModelError::write(partial, e))?;
         let written = writer::write(files, (folder, partial), recipe, &chosen, progress)?;
-        std::fs::rename(partial, out).map_err(|e| ModelError::io(out, e))?;
+        std::fs::rename(partial, out).map_err(|e| ModelError::write(out, e))?;
         Ok(written)
     };
     let result = { write }();

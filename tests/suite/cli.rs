@@ -1,5 +1,7 @@
 //! The built binary as a shell sees it: exit codes, JSON shapes, broken files, closed pipes.
 
+mod messages;
+
 use crate::support::{core_fixtures, full_fixtures, read_json, require_gpu};
 use serde_json::{Value, json};
 use std::io::Write;

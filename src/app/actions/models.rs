@@ -3,7 +3,7 @@
 use crate::app::logic::AppCore;
 use crate::app::models::Picked;
 use crate::app::state::EngineChoices;
-use crate::engine::options::{KvCacheDtype, ModelSource, PreemptionMode};
+use crate::engine::options::{KvCacheDtype, LoadRequest, ModelSource, PreemptionMode};
 use crate::telemetry::{QueuePolicy, VictimPolicy};
 use std::path::PathBuf;
 
@@ -17,17 +17,34 @@ const DEFAULT_WORD: &str = "default";
 /// The user unloaded the model.
 const NONE_WORD: &str = "none";
 
+/// Starts loading a model with the options that the engine was started with and the policies that were chosen.
 pub fn load(core: &mut AppCore, source: ModelSource) {
+    if keeps_model(core) {
+        return;
+    }
     core.state.models.error = None;
     let word = match &source {
         ModelSource::Default => DEFAULT_WORD.to_owned(),
         ModelSource::Path(path) => path.to_string_lossy().into_owned(),
     };
     core.pending_model = Some(word);
-    core.load_model(source);
+    let options = core.state.choices.apply(core.engine.options());
+    core.state.loaded_with = options.clone();
+    core.engine.load(LoadRequest { source, options });
+    core.state.engine = core.engine.status();
+}
+
+/// A remote engine keeps the model that its server has; the user is told.
+fn keeps_model(core: &mut AppCore) -> bool {
+    let Some(host) = &core.state.remote_host else { return false };
+    core.state.notice = Some(format!("The engine at {host} keeps the model that it was started with"));
+    true
 }
 
 pub fn unload(core: &mut AppCore) {
+    if keeps_model(core) {
+        return;
+    }
     core.engine.unload();
     core.put_setting(KEY_MODEL, NONE_WORD.into());
 }

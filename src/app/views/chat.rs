@@ -199,7 +199,7 @@ fn empty_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat) {
                 cx.send(UiCommand::SendText { chat: chat.id, text: (*example).into() });
             }
         }
-        if !is_low {
+        if !is_low && cx.state.remote_host.is_none() {
             ui.add_space(space::S);
             ui.label(small("or drop a .gguf file here to load it", cx.theme.text_weak));
         }
@@ -209,7 +209,7 @@ fn empty_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, chat: &Chat) {
 fn model_hint_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     ui.label(small(super::shell::model_words(cx.state), cx.theme.text_weak));
     let is_loading = matches!(cx.state.engine, crate::engine::handle::EngineStatus::Loading { .. });
-    if !is_loading && ui.button("Choose a model").clicked() {
+    if !is_loading && cx.state.remote_host.is_none() && ui.button("Choose a model").clicked() {
         cx.send(UiCommand::ShowWorkspace(crate::app::state::Workspace::Models));
     }
 }

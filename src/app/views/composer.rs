@@ -11,7 +11,7 @@ use crate::app::state::FocusRequest;
 use crate::app::theme::{radius, size, space};
 use egui::{
     Align, Frame, Id, Key, KeyboardShortcut, Layout, Margin, Modifiers, Rect, ScrollArea, Sense, Stroke, TextEdit, Ui,
-    Vec2, WidgetInfo, accesskit::Role,
+    UiBuilder, Vec2, WidgetInfo, accesskit::Role,
 };
 
 /// Above this share of the context the meter warns.
@@ -44,7 +44,19 @@ pub fn height_of(options: ComposerOptions) -> f32 {
 
 pub fn composer_ui(cx: &mut ViewCtx<'_>, view: &mut ComposerView, ui: &mut Ui, chat: &Chat, options: ComposerOptions) {
     let id = field_id(chat);
-    let has_focus = ui.memory(|m| m.has_focus(id));
+    // Under what stands on it: a click beside the buttons begins to write.
+    let ground = UiBuilder::new().id_salt(("composer_ground", chat.id.0)).sense(Sense::CLICK);
+    let ground = ui.scope_builder(ground, |ui| {
+        ui.style_mut().interaction.selectable_labels = false;
+        frame_ui(cx, view, ui, chat, options);
+    });
+    if ground.response.clicked() {
+        ui.memory_mut(|m| m.request_focus(id));
+    }
+}
+
+fn frame_ui(cx: &mut ViewCtx<'_>, view: &mut ComposerView, ui: &mut Ui, chat: &Chat, options: ComposerOptions) {
+    let has_focus = ui.memory(|m| m.has_focus(field_id(chat)));
     let border = if has_focus { cx.theme.accent } else { cx.theme.border_strong };
     let margin = if options.is_compact { space::XS } else { space::S };
     Frame::new()
@@ -70,7 +82,11 @@ pub fn composer_ui(cx: &mut ViewCtx<'_>, view: &mut ComposerView, ui: &mut Ui, c
 fn field_ui(cx: &mut ViewCtx<'_>, view: &mut ComposerView, ui: &mut Ui, chat: &Chat, options: ComposerOptions) {
     let id = field_id(chat);
     let mut text = chat.draft.clone();
-    let hint = if cx.state.model().is_some() { "Type a message" } else { "Type a message; load a model to send it" };
+    let hint = match (cx.state.model(), &cx.state.remote_host) {
+        (Some(_), _) => "Type a message",
+        (None, Some(_)) => "Type a message; the engine is not there yet",
+        (None, None) => "Type a message; load a model to send it",
+    };
     let field = TextEdit::multiline(&mut text)
         .id(id)
         .hint_text(hint)
@@ -122,8 +138,10 @@ fn meter_ui(cx: &ViewCtx<'_>, ui: &mut Ui, chat: &Chat) {
     let share = tokens as f32 / limit.max(1) as f32;
     let color = if share > NEARLY_FULL { cx.theme.warn } else { cx.hue(chat.id) };
     thin_bar(ui, 56.0, share, color, cx.theme.bg_active);
-    let text = format!("{} / {}", format::count(tokens.into()), format::count(limit.into()));
-    ui.label(small(text, cx.theme.text_weak)).on_hover_text("Context: tokens the next turn sends, of those that fit");
+    let text = format!("{} / {} tokens", format::count(tokens.into()), format::count(limit.into()));
+    let help = "Context: tokens that the next turn sends, of those that fit. An empty chat sends the words that the model's \
+                template puts around it.";
+    ui.label(small(text, cx.theme.text_weak)).on_hover_text(help);
 }
 
 /// Send, or stop while an answer is under way: the same place, the same size.

@@ -14,6 +14,8 @@ use crate::engine::options::{EngineOptions, KvCacheDtype, PreemptionMode};
 use egui::{Align, Frame, Label, Layout, Margin, RichText, ScrollArea, Stroke, Ui, Vec2};
 
 const ROW_HEIGHT: f32 = 56.0;
+/// Two settings of the engine stand in a row from this width on.
+const TWO_CHOICES_WIDTH: f32 = 760.0;
 
 pub fn models_workspace_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     Frame::new().inner_margin(Margin::same(space::L as i8)).show(ui, |ui| {
@@ -52,7 +54,7 @@ fn engine_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
             frame.show(ui, |ui| {
                 ui.set_width(ui.available_width());
                 progress_ui(cx, ui, phase, *done, *total);
-                if ui.button("Cancel").clicked() {
+                if cx.state.remote_host.is_none() && ui.button("Cancel").clicked() {
                     cx.commands.push(UiCommand::CancelLoad);
                 }
             });
@@ -64,7 +66,7 @@ fn engine_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
                     ui.label(RichText::new(words::model_name(model)).color(cx.theme.text_strong));
                     ui.label(small(super::shell::model_facts(model), cx.theme.text_weak));
                     right_to_left(ui, |ui| {
-                        if ui.button("Unload").clicked() {
+                        if cx.state.remote_host.is_none() && ui.button("Unload").clicked() {
                             cx.commands.push(UiCommand::Unload);
                         }
                     });
@@ -89,23 +91,30 @@ fn choices_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
     let before = cx.state.choices;
     let mut choices = before;
     let chosen = before.apply(cx.state.started_with.clone());
-    ui.horizontal_wrapped(|ui| {
-        ui.set_min_height(28.0);
+    let is_wide = ui.available_width() >= TWO_CHOICES_WIDTH;
+    ui.label(RichText::new("Engine settings").color(cx.theme.text_strong));
+    egui::Grid::new("engine_choices").num_columns(4).min_row_height(28.0).show(ui, |ui| {
         let queue = QUEUE_POLICIES.map(|(_, p)| (p, policy_words(p)));
         pick_ui(ui, "Queue", chosen.scheduling_policy, &queue, |p| choices.queue = Some(p));
-        ui.add_space(space::M);
-        let victims = VICTIM_POLICIES.map(|(_, p)| (p, victim_words(p)));
-        pick_ui(ui, "When blocks are short, gives way", chosen.victim_policy, &victims, |p| choices.victim = Some(p));
-        ui.add_space(space::M);
-        let modes = PREEMPTION_MODES.map(|(_, p)| (p, preemption_words(p)));
-        pick_ui(ui, "and comes back by", chosen.preemption, &modes, |p| choices.preemption = Some(p));
-        ui.add_space(space::M);
+        if !is_wide {
+            ui.end_row();
+        }
         let dtypes = KV_DTYPES.map(|(_, p)| (p, kv_dtype_words(p)));
         pick_ui(ui, "Keys and values", chosen.kv_cache_dtype, &dtypes, |p| choices.kv_cache_dtype = Some(p));
+        ui.end_row();
+        let victims = VICTIM_POLICIES.map(|(_, p)| (p, victim_words(p)));
+        pick_ui(ui, "When blocks are short, gives way", chosen.victim_policy, &victims, |p| choices.victim = Some(p));
+        if !is_wide {
+            ui.end_row();
+        }
+        let modes = PREEMPTION_MODES.map(|(_, p)| (p, preemption_words(p)));
+        pick_ui(ui, "and comes back by", chosen.preemption, &modes, |p| choices.preemption = Some(p));
+        ui.end_row();
+    });
+    ui.horizontal(|ui| {
         let of = |o: &EngineOptions| (o.scheduling_policy, o.victim_policy, o.preemption, o.kv_cache_dtype);
         let is_new = of(&cx.state.loaded_with) != of(&chosen);
         if is_new && cx.state.model().is_some() {
-            ui.add_space(space::M);
             ui.label(small("used from the next load on", cx.theme.text_weak));
             let hint = "Answers under way end; chats stay";
             if ui.button("Load again").on_hover_text(hint).clicked() {
@@ -235,7 +244,7 @@ fn facts_of(entry: &ModelEntry) -> String {
             parts.push(text.clone());
         }
     }
-    parts.push(format::bytes(entry.bytes));
+    parts.push(format::decimal_bytes(entry.bytes));
     if entry.context > 0 {
         parts.push(format!("{} context", format::count(entry.context.into())));
     }

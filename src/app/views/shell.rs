@@ -145,8 +145,9 @@ fn model_menu_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
             }
         }
         EngineStatus::Loading { phase, .. } => {
-            ui.label(small(phase, cx.theme.text_weak));
-            if ui.button("Cancel loading").clicked() {
+            ui.set_max_width(320.0);
+            ui.add(Label::new(small(phase, cx.theme.text_weak)).wrap());
+            if cx.state.remote_host.is_none() && ui.button("Cancel loading").clicked() {
                 cx.commands.push(UiCommand::CancelLoad);
             }
         }
@@ -204,7 +205,7 @@ pub fn status_bar_ui(cx: &mut ViewCtx<'_>, line: Option<StatusLine>, ui: &mut Ui
                     let (rect, _) = ui.allocate_exact_size(vec2(5.0, 12.0), egui::Sense::hover());
                     ui.painter().vline(rect.center().x, rect.y_range(), Stroke::new(1.0, cx.theme.border_strong));
                 }
-                let button = Button::new(small(text, cx.theme.text_weak)).frame_when_inactive(false);
+                let button = Button::new(small(text, cx.theme.text_weak)).frame_when_inactive(false).truncate();
                 if ui.add(button).on_hover_text(help).clicked() {
                     cx.send(UiCommand::ShowWorkspace(Workspace::Inspect));
                 }
@@ -224,12 +225,13 @@ fn status_items(state: &AppState, line: Option<StatusLine>, is_low: bool) -> Vec
         (line.batch, "Requests in the batch and in the queue"),
         (line.rate, "Tokens per second of all chats"),
     ];
+    let remote = state.remote_host.as_ref().map(|host| (format!("engine at {host}"), "Chats run on this server"));
     if is_low {
-        return items.into();
+        return remote.into_iter().chain(items).collect();
     }
     let adapter = (adapter_words(model), "The adapter that the engine runs on");
     let hit = (line.hit, "Prompt tokens found in the prefix cache");
-    [adapter].into_iter().chain(items).chain([hit]).collect()
+    remote.into_iter().chain([adapter]).chain(items).chain([hit]).collect()
 }
 
 fn store_health_ui(cx: &ViewCtx<'_>, ui: &mut Ui) {

@@ -34,7 +34,9 @@ pub fn welcome_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui) {
                     EngineStatus::Loading { phase, done, total } => loading_ui(cx, ui, phase, *done, *total),
                     EngineStatus::Failed { message, fix, .. } => {
                         failed_ui(cx, ui, message, fix.as_deref());
-                        offers_ui(cx, ui);
+                        if cx.state.remote_host.is_none() {
+                            offers_ui(cx, ui);
+                        }
                     }
                     EngineStatus::NoModel | EngineStatus::Ready(_) => offers_ui(cx, ui),
                 });
@@ -54,6 +56,11 @@ fn card(cx: &ViewCtx<'_>) -> Frame {
 fn loading_ui(cx: &mut ViewCtx<'_>, ui: &mut Ui, phase: &str, done: u64, total: u64) {
     card(cx).show(ui, |ui| {
         ui.set_width(ui.available_width());
+        if let Some(host) = &cx.state.remote_host {
+            ui.label(RichText::new(format!("Waiting for the engine at {host}")).color(cx.theme.text_strong));
+            ui.label(small(phase, cx.theme.text));
+            return;
+        }
         ui.label(RichText::new("Getting the model ready").color(cx.theme.text_strong));
         progress_ui(cx, ui, phase, done, total);
         ui.add_space(space::S);
@@ -68,12 +75,12 @@ pub fn progress_ui(cx: &ViewCtx<'_>, ui: &mut Ui, phase: &str, done: u64, total:
     ui.add_space(space::XS);
     let share = if total > 0 { (done as f64 / total as f64) as f32 } else { 0.0 };
     ui.add(ProgressBar::new(share).desired_height(6.0).fill(cx.theme.accent));
-    ui.horizontal(|ui| {
+    ui.horizontal_wrapped(|ui| {
         ui.label(small(phase, cx.theme.text));
         // One of one is a phase without parts.
         if total > 1 {
             let text = match total >= 1 << 20 {
-                true => format!("{} of {}", format::bytes(done), format::bytes(total)),
+                true => format!("{} of {}", format::decimal_bytes(done), format::decimal_bytes(total)),
                 false => format!("{} of {}", format::count(done), format::count(total)),
             };
             ui.label(small(text, cx.theme.text_weak));

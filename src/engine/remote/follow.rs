@@ -1,6 +1,6 @@
 //! Follows the server: its model, its steps, its state.
 
-use super::{EventLines, Link, good, with_causes};
+use super::{EventLines, Link, NO_ANSWER, good, with_causes};
 use crate::engine::describe::Description;
 use crate::engine::handle::{EngineStatus, FailureKind};
 use crate::telemetry::{EngineSnapshot, StepRecord};
@@ -42,7 +42,11 @@ pub async fn follow(link: Arc<Link>) {
                 fix: Some("give the server's key with --api-key".into()),
             });
         } else {
-            let phase = format!("Connecting to {} ({fault})", link.options.url);
+            let host = link.options.host();
+            let phase = match fault.as_str() {
+                NO_ANSWER => format!("The engine at {host} does not answer; trying again"),
+                _ => format!("The engine at {host}: {fault}; trying again"),
+            };
             link.shared.set_status(EngineStatus::Loading { phase, done: 0, total: 0 });
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -65,7 +69,7 @@ async fn session(link: &Arc<Link>) -> Result<(), String> {
     let mut shown = Instant::now();
     loop {
         let bytes = match tokio::time::timeout(SNAPSHOT_INTERVAL, steps.chunk()).await {
-            Ok(bytes) => bytes.map_err(|e| with_causes(&e))?.ok_or("the server ended the stream of steps")?,
+            Ok(bytes) => bytes.map_err(|e| broken(&e))?.ok_or("the server ended the stream of steps")?,
             // Nothing happens: what the last step left is shown once.
             Err(_) if step_is_shown(link, step) && shown.elapsed() < SILENCE / 30 => continue,
             Err(_) => {
@@ -87,6 +91,12 @@ async fn session(link: &Arc<Link>) -> Result<(), String> {
     }
 }
 
+/// What is shown of an answer that was cut off; the log has the causes.
+fn broken(error: &reqwest::Error) -> String {
+    tracing::info!("{}", with_causes(error));
+    "the connection broke".into()
+}
+
 fn step_is_shown(link: &Link, step: u64) -> bool {
     link.shared.telemetry.snapshot().step >= step
 }
@@ -104,6 +114,6 @@ async fn snapshot(link: &Link) -> Result<u64, String> {
 
 async fn read<T: serde::de::DeserializeOwned>(response: reqwest::Response) -> Result<T, String> {
     let path = response.url().path().to_owned();
-    let bytes = response.bytes().await.map_err(|e| with_causes(&e))?;
+    let bytes = response.bytes().await.map_err(|e| broken(&e))?;
     serde_json::from_slice(&bytes).map_err(|e| format!("{path}: {e}"))
 }

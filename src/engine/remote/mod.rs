@@ -27,6 +27,8 @@ use std::time::Duration;
 /// Runs whose owners are kept: more than a snapshot shows.
 const MAX_OWNERS: usize = 512;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Said of a server that cannot be reached; the log has the causes.
+const NO_ANSWER: &str = "the server does not answer";
 
 /// Which server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +38,15 @@ pub struct RemoteOptions {
     pub api_key: Option<String>,
     /// Where the server has several; `None` takes its first.
     pub model: Option<String>,
+}
+
+impl RemoteOptions {
+    /// Host and port.
+    pub fn host(&self) -> &str {
+        let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
+        let authority = rest.split('/').next().unwrap_or(rest);
+        authority.rsplit_once('@').map_or(authority, |(_, host)| host)
+    }
 }
 
 /// What all tasks of a connection share.
@@ -184,7 +195,7 @@ impl Link {
     }
 
     fn connecting(&self) {
-        let phase = format!("Connecting to {}", self.options.url);
+        let phase = format!("Connecting to {}", self.options.host());
         self.shared.set_status(EngineStatus::Loading { phase, done: 0, total: 0 });
     }
 }
@@ -235,7 +246,10 @@ fn tell_pin(answer: Result<Value, String>, prompt_tokens: u32, events: &super::m
 
 /// The answer where it is good, else what it says is wrong.
 async fn good(request: RequestBuilder) -> Result<Response, String> {
-    let response = request.send().await.map_err(|e| with_causes(&e))?;
+    let response = request.send().await.map_err(|e| {
+        tracing::info!("{}", with_causes(&e));
+        NO_ANSWER.to_owned()
+    })?;
     let status = response.status();
     if status.is_success() {
         return Ok(response);

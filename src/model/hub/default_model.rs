@@ -21,17 +21,29 @@ pub fn default_model_path(cache_dir: &Path) -> PathBuf {
     cache_dir.join("models").join(DEFAULT_MODEL.file)
 }
 
+/// Where the default model is kept, and whether it may be fetched.
+#[derive(Clone, Copy, Debug)]
+pub struct DefaultAccess<'a> {
+    pub cache_dir: &'a Path,
+    /// `HF_HUB_OFFLINE`: only what is there is used.
+    pub offline: bool,
+}
+
 /// Fetches the default model into `cache_dir/models` unless it is there, and returns its path. One process fetches at a
 /// time; others wait for it.
 pub fn fetch_default(
-    cache_dir: &Path,
+    access: DefaultAccess<'_>,
     on_progress: &mut OnProgress,
     cancel: &AtomicBool,
 ) -> Result<PathBuf, FetchError> {
+    let DefaultAccess { cache_dir, offline } = access;
     let target = default_model_path(cache_dir);
     let has_model = || std::fs::metadata(&target).is_ok_and(|m| m.len() == DEFAULT_MODEL.bytes);
     if has_model() {
         return Ok(target);
+    }
+    if offline {
+        return Err(FetchError::Offline { id: format!("the default model ({})", DEFAULT_MODEL.name) });
     }
     check_cancel(cancel)?;
     let models = cache_dir.join("models");
@@ -215,20 +227,27 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_there_is_not_fetched_again() {
+    fn a_model_that_is_there_is_not_fetched_again_and_offline_fetches_none() {
         let dir = tempfile::tempdir().expect("a temporary folder");
+        let offline = DefaultAccess { cache_dir: dir.path(), offline: true };
+        let refused = fetch_default(offline, &mut |_| panic!("offline"), &AtomicBool::new(false));
+        assert!(matches!(refused, Err(FetchError::Offline { .. })), "{refused:?}");
+        assert!(!dir.path().join("models").exists());
         let path = default_model_path(dir.path());
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
         File::create(&path).expect("made").set_len(DEFAULT_MODEL.bytes).expect("sized");
-        let mut calls = 0;
-        let fetched = fetch_default(dir.path(), &mut |_| calls += 1, &AtomicBool::new(false));
-        assert_eq!((fetched.expect("there"), calls), (path, 0));
+        for access in [offline, DefaultAccess { offline: false, ..offline }] {
+            let mut calls = 0;
+            let fetched = fetch_default(access, &mut |_| calls += 1, &AtomicBool::new(false));
+            assert_eq!((fetched.expect("there"), calls), (path.clone(), 0));
+        }
     }
 
     #[test]
     fn a_cancelled_fetch_leaves_nothing_under_the_final_name() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        let result = fetch_default(dir.path(), &mut |_| (), &AtomicBool::new(true));
+        let access = DefaultAccess { cache_dir: dir.path(), offline: false };
+        let result = fetch_default(access, &mut |_| (), &AtomicBool::new(true));
         assert!(matches!(result, Err(FetchError::Cancelled)), "{result:?}");
         assert!(!default_model_path(dir.path()).exists());
         assert!(!dir.path().join("models/.fetch").exists());

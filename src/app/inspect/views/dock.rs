@@ -34,7 +34,11 @@ pub fn live_dock_ui(ui: &mut Ui, model: &InspectModel, theme: &Theme, commands: 
     open_on_click(&kv, model, commands);
     ui.add_space(space::XS);
     if model.is_empty() {
-        ui.label(small("Idle. Nothing has run yet.", theme.text_weak));
+        let text = match model.snapshot().step {
+            0 => "Idle. Nothing has run yet.".into(),
+            num_steps => format!("Idle. {} ran before; the next ones show here.", format::counted(num_steps, "step")),
+        };
+        ui.add(egui::Label::new(small(text, theme.text_weak)).wrap());
         return;
     }
     ui.horizontal(|ui| {

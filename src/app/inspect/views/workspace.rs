@@ -384,7 +384,11 @@ fn empty_ui(ui: &mut Ui, rect: Rect, model: &InspectModel, theme: &Theme, comman
         let height = 150.0;
         ui.vertical_centered(|ui| {
             ui.add_space(((ui.available_height() - height) * 0.42).max(0.0));
-            ui.label(RichText::new("No step has run yet").size(font_size::TITLE).color(theme.text_strong));
+            let title = match model.snapshot().step {
+                0 => "No step has run yet",
+                _ => "No step has run since the window was opened",
+            };
+            ui.label(RichText::new(title).size(font_size::TITLE).color(theme.text_strong));
             ui.add_space(space::XS);
             let (text, button, command) = if model.has_pool() {
                 (
