@@ -75,8 +75,8 @@ pub struct GpuCaps {
     pub is_cpu: bool,
     /// Lanes of a subgroup, when subgroups can be used, have one size only, and were found to be as reported.
     pub subgroup_size: Option<u32>,
-    /// Side of the cooperative matrices that the adapter reports, 16 or 8: of f16, with sums in f32. They are used only
-    /// where [`GpuRequest::matrix_units`] asked for them.
+    /// Side of the cooperative matrices that the adapter reports, 16 or 8: of f16, with sums in f32, and such that rows of
+    /// them fill a subgroup. They are used only where [`GpuRequest::matrix_units`] asked for them.
     pub matrix_side: Option<u32>,
     pub has_timestamps: bool,
     pub max_binding_bytes: u64,
@@ -191,13 +191,10 @@ impl Gpu {
         let (Some(side), Some(lanes)) = (self.caps.matrix_side, self.caps.subgroup_size) else {
             return refused(
                 "has no cooperative matrices that kernels can use (16 x 16 or 8 x 8 of f16 with sums in f32, and subgroups \
-                 of one size)"
+                 of one size that they fill)"
                     .into(),
             );
         };
-        if !lanes.is_multiple_of(side) {
-            return refused(format!("has subgroups of {lanes} lanes, too few for its cooperative matrices of {side}"));
-        }
         if !probe::matrix_units_multiply(self, side, lanes)? {
             return refused(format!("gets a trial product by cooperative matrices of {side} x {side} wrong"));
         }
@@ -356,11 +353,15 @@ fn matrix_side(adapter: &wgpu::Adapter) -> Option<u32> {
     if !adapter.features().contains(MATRIX_FEATURES) {
         return None;
     }
+    let lanes = fixed_subgroup_size(adapter)?;
+    // Lavapipe of Mesa 26.2.6 reports matrices at any width, and has no device for them or crashes unless lanes are as many.
+    let is_cpu = adapter.get_info().device_type == wgpu::DeviceType::Cpu;
+    let fits = |side: u32| if is_cpu { lanes == side } else { lanes.is_multiple_of(side) };
     let all = adapter.cooperative_matrix_properties();
-    let has = |side: &u32| {
-        all.iter().any(|p| [p.m_size, p.n_size, p.k_size] == [*side; 3] && p.ab_type == F16 && p.cr_type == F32)
+    let has = |side: u32| {
+        all.iter().any(|p| [p.m_size, p.n_size, p.k_size] == [side; 3] && p.ab_type == F16 && p.cr_type == F32)
     };
-    [16, 8].into_iter().find(has)
+    [16, 8].into_iter().find(|&side| fits(side) && has(side))
 }
 
 /// WebGPU's defaults, lowered where an adapter has less of something that no kernel needs (textures, say).
