@@ -253,7 +253,9 @@ fn routers_are_told_what_runs_waits_and_comes_out() {
 
 #[test]
 fn a_key_neither_sees_nor_ends_what_is_of_another() {
-    let server = start(|options| options.api_keys = vec!["first".into(), "second".into()]);
+    let options = ServerOptions { api_keys: vec!["first".into(), "second".into()], ..ServerOptions::local() };
+    let fake = FakeOptions { step_delay: Duration::from_millis(5), ..FakeOptions::small() };
+    let server = TestServer::start(EngineHandle::start_fake(fake), options);
     let of = |key: &str| ("authorization", format!("Bearer {key}"));
     let send = |method: &str, path: &str, key: &str, body: &str| {
         let (name, bearer) = of(key);
