@@ -39,8 +39,8 @@ case " $peers " in *" vulkan "* | *" cpu "*)
   cp scripts/peers/llama.mjs "$dir/"
 esac
 case " $peers " in *" transformers "*)
-  if [ ! -x "$dir/venv/bin/python" ]; then
-    { python3 -m venv "$dir/venv" && "$dir/venv/bin/pip" install torch transformers gguf; } >"$dir/pip.log" 2>&1 ||
+  if ! "$dir/venv/bin/python" -c 'import torch, transformers, gguf, accelerate' 2>/dev/null; then
+    { python3 -m venv "$dir/venv" && "$dir/venv/bin/pip" install torch transformers gguf accelerate; } >"$dir/pip.log" 2>&1 ||
       left_out transformers "pip could not install torch and transformers ($dir/pip.log)"
   fi
 esac
