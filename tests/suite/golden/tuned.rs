@@ -8,26 +8,10 @@ use kvasir::kernels::tune::table::{Adapter, Table};
 use kvasir::kernels::{Choices, Class, DeviceClass};
 
 use super::*;
+use crate::support::open_gpu;
 
 /// Products of 4-bit and of 8-bit weights by int8 activations, and of floats.
 const CASES: [(&str, &str); 3] = [("gguf", "q4_1"), ("gguf", "q8_0"), ("tiny", "phi3_f16")];
-
-fn open_gpu() -> Option<Gpu> {
-    match Gpu::open(&GpuRequest {
-        backend: None,
-        adapter: None,
-        floor: false,
-        checked_shaders: false,
-        matrix_units: false,
-    }) {
-        Ok(gpu) => Some(gpu),
-        Err(GpuError::NoAdapter(message)) if !require_gpu() => {
-            println!("skipped: {message}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// Bits of the logits of whole prompts and of pieces, so that products of one, of few and of many tokens take part.
 fn bits(executor: &mut WgpuExecutor, case: &Case) -> Vec<u32> {
