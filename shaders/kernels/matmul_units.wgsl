@@ -21,28 +21,7 @@ enable wgpu_cooperative_matrix;
 #ifdef QUANTISES
 #import quantise
 #endif
-
-struct Params {
-  n: u32,             // rows of w in this slice
-  groups: u32,        // of 32, along k
-  x_stride: u32,      // elements from row to row of x
-  y_stride: u32,      // elements from row to row of y
-  y_offset: u32,
-  counts_logits: u32, // 1: x has a row per logit row; 0: per token
-  accumulate: u32,    // 1: adds to y
-  has_bias: u32,
-  expert_rows: u32,   // this and the next four: of products with experts alone
-  first_row: u32,
-  num_rows: u32,
-  slots: u32,
-  pairs_per_row: u32,
-  squares_at: u32,    // NORMED: first sum of squares in xs
-  norm_k: u32,        // NORMED: elements of a row, without padding
-  eps: f32,           // NORMED
-  to_squares_at: u32, // TO_HIDDEN: first sum of squares in ys
-  added_stride: u32,  // ADDED: elements from row to row, and where the slice's begin
-  added_offset: u32,
-}
+#import matmul_params
 
 @group(0) @binding(0) var<storage, read> step_meta: array<u32>;
 #ifdef FLOAT_ROWS

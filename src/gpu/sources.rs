@@ -24,6 +24,7 @@ pub const SHARED: &[Source] = sources!("shared":
     "expert_tile"
     "grid"
     "kv_texels"
+    "matmul_params"
     "pairs"
     "philox"
     "quantise"

@@ -20,7 +20,7 @@ use super::{Class, GROUP, matrix_units, stride};
 use crate::gpu::{Bound, BufferSlice, Defines, Gpu, GpuError, Recording};
 use crate::model::spec::Activation;
 
-/// Mirrors `Params` of matmul_i8.wgsl and matmul_f32.wgsl.
+/// Mirrors `Params` of matmul_params.wgsl.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Params {
